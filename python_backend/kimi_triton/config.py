@@ -143,7 +143,8 @@ def _vision_config(family: Family, vision: dict[str, Any], raw: dict[str, Any], 
     text_hidden_size = _integer("config.json: text_config", "hidden_size", text.get("hidden_size"))
     if vision.get("text_hidden_size", text_hidden_size) != text_hidden_size:
         raise ConfigError(
-            f"{where}.text_hidden_size is {vision['text_hidden_size']}, but text_config.hidden_size is {text_hidden_size}"
+            f"{where}.text_hidden_size is {vision['text_hidden_size']}, "
+            f"but text_config.hidden_size is {text_hidden_size}"
         )
     eps = vision.get("projector_ln_eps", raw.get("projection_layer_norm_eps", 1e-5))
     return VisionConfig(
