@@ -22,11 +22,11 @@ from kimi_triton.checkpoint import INDEX
 from kimi_triton.config import CheckpointConfig, Family
 from kimi_triton.inventory import expected_tensors
 
-# Two-letter tokens on top of the 256 single bytes, in rank order.
+# Two-letter tokens on top of the 256 single bytes, written without gaps, in rank order.
 PAIRS = (
-    " t he in er an re on at en nd st es or te ti is it ar al le ed ng th to io sh ic ou ma de ha ve me ro ll ch ri co "
-    " a s w o b c d f m p h g wh im ag ge ct pi tu ur ho wo rl id ne us se ea si as ra hi be"
-).split(" ")
+    " ttheheinerar an ionreatenndst esoriseted ofing tois imagecowhchilollsh aro me s wnu bigct"
+    "urhopi cal fve ldeidougrt hli pr mea dne be"
+)
 NUM_SPECIALS = 256
 # Offsets from the first special id, as in the released tokenizer_config.json.
 SPECIALS = {
@@ -75,8 +75,8 @@ def write_tiny_checkpoint(folder: Path, family: Family = "kimi_k25", seed: int =
 def write_tokenizer(folder: Path, family: Family, pieces: list[bytes] | None = None) -> int:
     """tiktoken.model and tokenizer_config.json; returns the id of the first special token."""
     if pieces is None:
-        pieces = [pair.encode() for pair in dict.fromkeys(pair if len(pair) == 2 else f" {pair}" for pair in PAIRS)]
-        pieces = [piece for piece in pieces if len(piece) == 2]
+        pairs = [PAIRS[start : start + 2].encode() for start in range(0, len(PAIRS), 2)]
+        pieces = list(dict.fromkeys(pairs))
     ranks = [bytes([value]) for value in range(256)] + pieces
     lines = [f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(ranks)]
     (folder / "tiktoken.model").write_text("\n".join(lines) + "\n")
@@ -123,7 +123,7 @@ def random_weights(config: CheckpointConfig, seed: int) -> dict[str, Tensor]:
 def save_sharded(folder: Path, weights: dict[str, Tensor], num_shards: int) -> None:
     """Write `weights` as equal runs of tensors with an index, the way the released repositories are cut."""
     names = list(weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(num_shards):
         file_name = f"model-{shard + 1:05d}-of-{num_shards:06d}.safetensors"
         part = names[len(names) * shard // num_shards : len(names) * (shard + 1) // num_shards]
