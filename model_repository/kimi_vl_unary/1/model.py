@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One whole answer of kimi_vl per request, for callers that cannot stream. The contract is config.pbtxt, next door."""
+
+from kimi_triton import triton_io
+from kimi_triton.unary import UnaryFront
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.front = UnaryFront(triton_io.StepOptions(args).text("grpc_url"))
+
+    def execute(self, requests):
+        for request in requests:
+            inputs = {
+                name: triton_io.read_bytes(request, name)
+                for name in ("text_input", "messages", "image", "sampling_parameters")
+            }
+            stream = triton_io.ResponseStream(request)
+            self.front.submit(inputs, triton_io.read_parameters(request), request.request_id(), stream)
+
+    def finalize(self):
+        self.front.stop()

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patches and grid -> rows for the language model. The contract is config.pbtxt, next door."""
+
+from kimi_triton.vision.step import VisionInputs, VisionStep
+
+from kimi_triton import triton_io
+from kimi_triton.errors import KimiError
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.step = VisionStep.from_triton(triton_io.StepOptions(args))
+
+    def execute(self, requests):
+        return triton_io.answer_batch(self._encode, requests)
+
+    def _encode(self, requests):
+        results = self.step.encode_batch([self._read(request) for request in requests])
+        return [
+            result
+            if isinstance(result, KimiError)
+            else {"image_embeds": result.image_embeds[None], "image_cached": result.image_cached[None]}
+            for result in results
+        ]
+
+    def _read(self, request):
+        return VisionInputs(
+            pixel_values=triton_io.read_array(request, "pixel_values")[0],
+            image_grid_thw=triton_io.read_array(request, "image_grid_thw")[0],
+            image_digest=triton_io.read_array(request, "image_digest")[0],
+        )
+
+    def finalize(self):
+        self.step.stop()

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded pictures and text -> patches, grid, token ids. The contract is config.pbtxt, next door."""
+
+from kimi_triton.preprocess.pipeline import Preprocessor, PreprocessRequest
+
+from kimi_triton import triton_io
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        options = triton_io.StepOptions(args)
+        self.preprocessor = Preprocessor.from_checkpoint(
+            options.path("checkpoint"), max_images=options.integer("max_images", 64)
+        )
+
+    def execute(self, requests):
+        return triton_io.answer_each(self._preprocess, requests)
+
+    def _preprocess(self, request):
+        text_input = triton_io.read_one(request, "text_input")
+        result = self.preprocessor.run(
+            PreprocessRequest(
+                text_input=text_input,
+                messages=triton_io.read_one(request, "messages"),
+                images=triton_io.read_bytes(request, "image") or [],
+                parameters=triton_io.read_parameters(request),
+                sampling_parameters=triton_io.read_one(request, "sampling_parameters"),
+                want_prompt=triton_io.wants(request, "input_ids"),
+            )
+        )
+        outputs = {
+            "pixel_values": result.pixel_values[None],
+            "image_grid_thw": result.image_grid_thw[None],
+            "image_digest": result.image_digest[None],
+        }
+        if result.input_ids is not None:
+            outputs["input_ids"] = result.input_ids
+            outputs["generation"] = triton_io.bytes_array([result.generation])
+        return outputs

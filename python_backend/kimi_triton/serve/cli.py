@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `kimi-triton` command."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+
+from kimi_triton import __version__
+from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.errors import ConfigError
+from kimi_triton.serve.launch import launch
+from kimi_triton.serve.options import DTYPES, ServeOptions
+from kimi_triton.serve.repository import write_repository
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 done, 1 refused with one sentence, 130 interrupted)."""
+    options = vars(_parser().parse_args(arguments))
+    command = options.pop("command")
+    try:
+        return int(command(**options))
+    except ConfigError as exc:
+        print(f"kimi-triton: {exc}", file=sys.stderr)
+        return 1
+
+
+def serve(**values: object) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    options = ServeOptions(**values)  # type: ignore[arg-type]
+    stopping = _StopSignal()
+    with (
+        tempfile.TemporaryDirectory(prefix="kimi-triton-") as run_folder,
+        launch(options, Path(run_folder), _show_progress, stopping.is_set) as server,
+    ):
+        if stopping.is_set():
+            return 130
+        print(_endpoints(server.http_url, server.grpc_url, server.metrics_url), flush=True)
+        while not stopping.is_set() and server.process.poll() is None:
+            time.sleep(0.2)
+        if not stopping.is_set():
+            raise ConfigError(f"the server ended by itself with code {server.process.poll()}")
+        print("kimi-triton: stopping", flush=True)
+    return 0
+
+
+def write(model_repository: Path, checkpoint: Path, **values: object) -> int:
+    """Write the repository only, for `tritonserver --model-repository`."""
+    options = ServeOptions(checkpoint=checkpoint, **values)  # type: ignore[arg-type]
+    write_repository(model_repository, options, Checkpoint(checkpoint).config, options.grpc_port)
+    print(f"wrote {model_repository}")
+    return 0
+
+
+class _StopSignal:
+    """Turns SIGINT and SIGTERM into a flag, so that the server is stopped in order."""
+
+    def __init__(self) -> None:
+        self._set = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handle)
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._set = True
+
+    def is_set(self) -> bool:
+        return self._set
+
+
+def _show_progress(step: str, share: float) -> None:
+    end = "\n" if share >= 1 else "\r"
+    bar = "#" * round(20 * share)
+    print(f"loading {step:<8} [{bar:<20}] {share:4.0%}", end=end, file=sys.stderr, flush=True)
+
+
+def _endpoints(http: str, grpc: str, metrics: str) -> str:
+    body = '{"text_input": "What can you do?", "max_tokens": 32}'
+    return (
+        f"ready\n  HTTP     http://{http}\n  gRPC     {grpc}\n  metrics  http://{metrics}/metrics\n"
+        f"ask it:\n  curl -s http://{http}/v2/models/kimi_vl/generate -d '{body}'"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kimi-triton", description="Kimi-VL and Kimi-K2.5 on Triton.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serving = commands.add_parser("serve", help="serve a checkpoint", formatter_class=_HELP)
+    serving.set_defaults(command=serve)
+    _add_options(serving)
+    serving.add_argument("--model-repository", type=Path, help="keep the written repository in this folder")
+    for name in ("http_port", "metrics_port"):
+        _add(serving, name, type=int, help="0: the system chooses")
+    _add(serving, "start_timeout_s", type=float, help="seconds until every model must be ready")
+    serving.add_argument("--log-file", type=Path, help="where the server's own log goes")
+    serving.add_argument("--verbose", action="store_true", help="print where the time of the start goes")
+
+    writing = commands.add_parser("write-repository", help="write a model repository", formatter_class=_HELP)
+    writing.set_defaults(command=write)
+    writing.add_argument("model_repository", type=Path)
+    _add_options(writing)
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of a Kimi-VL or Kimi-K2.5/K2.6 release")
+    _add(parser, "host", help="address to listen on")
+    _add(parser, "grpc_port", type=int, help="0: the system chooses")
+    _add(parser, "dtype", choices=DTYPES, help="of the weights; auto: as stored")
+    _add(parser, "max_images", type=int, help="images of one request")
+    _add(parser, "max_patches_per_forward", type=int, help="patches of one pass through the vision tower")
+    _add(parser, "preprocess_instances", type=int, help="processes that decode images")
+
+
+_HELP = argparse.ArgumentDefaultsHelpFormatter
+_DEFAULTS = {field.name: field.default for field in fields(ServeOptions)}
+
+
+def _add(parser: argparse.ArgumentParser, name: str, **how: object) -> None:
+    """An option whose default is the dataclass's, so that the two cannot drift apart."""
+    parser.add_argument(f"--{name.replace('_', '-')}", default=_DEFAULTS[name], **how)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From options to a ready server: check the checkpoint, write the repository, start, wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.serve.installation import find_server
+from kimi_triton.serve.options import ServeOptions
+from kimi_triton.serve.repository import write_repository
+from kimi_triton.serve.server import Ports, TritonServer
+
+
+@contextmanager
+def launch(
+    options: ServeOptions,
+    run_folder: Path,
+    on_progress: Callable[[str, float], None] | None = None,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[TritonServer]:
+    """A ready server for the time of the `with` block, stopped in order afterwards.
+
+    Everything that can be wrong with the checkpoint or the machine raises ConfigError before a port opens.
+    When `is_stopped` turns true during the start, the server is handed over without being ready.
+    """
+    checkpoint = Checkpoint(options.checkpoint)
+    installation = find_server(run_folder)
+    ports = Ports.choose(options.host, options.http_port, options.grpc_port, options.metrics_port)
+    repository = options.model_repository or run_folder / "repository"
+    write_repository(repository, options, checkpoint.config, ports.grpc)
+    log_file = options.log_file or run_folder / "server.log"
+    with TritonServer(installation, repository, options.host, ports, log_file) as server:
+        server.wait_ready(options.start_timeout_s, on_progress, is_stopped)
+        yield server

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kimi-triton serve` can be told. Every default is a value that works on a laptop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Options of one server. Ports are TCP ports on `host`; 0 lets the system choose."""
+
+    checkpoint: Path
+    model_repository: Path | None = None  # where the repository is written; None: a temporary folder
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    dtype: Dtype = "auto"  # of vision and language weights; auto: as stored in the checkpoint
+    max_images: int = 64  # of one request
+    max_patches_per_forward: int = 16384  # of one pass through the vision tower
+    preprocess_instances: int = 2
+    start_timeout_s: float = 900.0
+    log_file: Path | None = None  # the server's own log; None: a file in the run folder
+    verbose: bool = False

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one module that talks to Triton's Python backend: requests in, responses and errors out.
+
+torch is imported only by the functions that hand out torch tensors: the preprocess step must stay free of it.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from kimi_triton.errors import ConfigError, InvalidRequest, KimiError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Outputs = Mapping[str, "np.ndarray[Any, Any] | Tensor"]
+
+
+class StepOptions:
+    """The `parameters` of a step's config.pbtxt, and where Triton put the instance."""
+
+    def __init__(self, args: Mapping[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        self._values = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        self.model_name: str = config["name"]
+        self.instance_name = args["model_instance_name"]
+        self.instance_kind = args["model_instance_kind"]
+        self.device_id = int(args["model_instance_device_id"])
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._values.get(name) or default
+        if value is None:
+            raise ConfigError(
+                f"{self.model_name}: parameter {name!r} is empty; write the repository with `kimi-triton serve`"
+            )
+        return value
+
+    def path(self, name: str) -> Path:
+        return Path(self.text(name))
+
+    def integer(self, name: str, default: int) -> int:
+        value = self.text(name, str(default))
+        try:
+            return int(value)
+        except ValueError:
+            raise ConfigError(f"{self.model_name}: parameter {name!r} is {value!r}, expected an integer") from None
+
+
+def read_bytes(request: Any, name: str) -> list[bytes] | None:
+    """The elements of the BYTES input `name`, None when the request does not carry it."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return None if tensor is None else [bytes(element) for element in tensor.as_numpy().reshape(-1)]
+
+
+def read_one(request: Any, name: str) -> bytes | None:
+    """The only element of the BYTES input `name`, None when the request does not carry it."""
+    elements = read_bytes(request, name)
+    if elements is None:
+        return None
+    if len(elements) != 1:
+        raise InvalidRequest(f"{name} has {len(elements)} elements, expected 1")
+    return elements[0]
+
+
+def read_array(request: Any, name: str) -> np.ndarray[Any, Any]:
+    """The input `name` as an array in host memory."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if not tensor.is_cpu():
+        raise KimiError(f"{name} arrived in GPU memory, every step reads host memory")
+    array: np.ndarray[Any, Any] = tensor.as_numpy()
+    return array
+
+
+def read_torch(request: Any, name: str) -> Tensor:
+    """The input `name` as a torch tensor in host memory that shares the request's storage; the way to read BF16."""
+    from torch.utils.dlpack import from_dlpack
+
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if not tensor.is_cpu():
+        raise KimiError(f"{name} arrived in GPU memory, every step reads host memory")
+    return from_dlpack(tensor.to_dlpack())
+
+
+def bytes_array(elements: Sequence[bytes]) -> np.ndarray[Any, Any]:
+    """(len(elements),) BYTES tensor. numpy's own bytes type would cut trailing zeros."""
+    array = np.empty(len(elements), dtype=np.object_)
+    array[:] = elements
+    return array
+
+
+def read_parameters(request: Any) -> dict[str, str | int | bool | float]:
+    """The request parameters; an ensemble hands them to each of its steps."""
+    parameters: dict[str, str | int | bool | float] = json.loads(request.parameters() or "{}")
+    return parameters
+
+
+def wants(request: Any, output: str) -> bool:
+    """Whether the caller, or the ensemble around the step, asked for `output`."""
+    return output in request.requested_output_names()
+
+
+def answer_each(function: Callable[[Any], Outputs], requests: Sequence[Any]) -> list[Any]:
+    """One response per request; an error in one never touches its neighbours."""
+    responses = []
+    for request in requests:
+        try:
+            responses.append(_response(request, function(request)))
+        except Exception as exc:
+            responses.append(_error_response(exc))
+    return responses
+
+
+def answer_batch(
+    function: Callable[[Sequence[Any]], Sequence[Outputs | KimiError]], requests: Sequence[Any]
+) -> list[Any]:
+    """Like `answer_each` for work that is done for all requests together and returns outputs or an error for each."""
+    try:
+        results = function(requests)
+    except Exception as exc:
+        results = [_as_kimi_error(exc)] * len(requests)
+    return [
+        _error_response(result) if isinstance(result, KimiError) else _response(request, result)
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+class ResponseStream:
+    """The responses of one request that is answered later; exactly one of them is final."""
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        self._sender = request.get_response_sender()
+
+    def send(self, outputs: Outputs, final: bool) -> None:
+        """Send outputs; the last ones travel together with the final flag, as unary callers need."""
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(_response(self._request, outputs), flags=flags)
+
+    def fail(self, error: Exception) -> None:
+        """Send an error as the final response."""
+        self._sender.send(_error_response(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def is_cancelled(self) -> bool:
+        cancelled: bool = self._sender.is_cancelled()
+        return cancelled
+
+
+def _response(request: Any, outputs: Outputs) -> Any:
+    requested = request.requested_output_names()
+    tensors = [_tensor(name, value) for name, value in outputs.items() if not requested or name in requested]
+    return pb_utils.InferenceResponse(tensors)
+
+
+def _tensor(name: str, value: Any) -> Any:
+    if hasattr(value, "__dlpack__") and hasattr(value, "is_cuda"):  # a torch tensor; numpy has no BF16
+        return pb_utils.Tensor.from_dlpack(name, value.contiguous())
+    return pb_utils.Tensor(name, value)
+
+
+def _error_response(error: Exception) -> Any:
+    error = _as_kimi_error(error)
+    code = getattr(pb_utils.TritonError, error.code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+
+
+def _as_kimi_error(error: Exception) -> KimiError:
+    """What a caller may see. An unforeseen exception goes to the log in full and to the caller by its type."""
+    if isinstance(error, KimiError):
+        return error
+    pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
+    return KimiError(f"internal error: {type(error).__name__}; the server's log has the details")
