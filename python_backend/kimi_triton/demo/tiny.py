@@ -25,7 +25,7 @@ from kimi_triton.inventory import expected_tensors
 # Two-letter tokens on top of the 256 single bytes, written without gaps, in rank order.
 PAIRS = (
     " ttheheinerar an ionreatenndst esoriseted ofing tois imagecowhchilollsh aro me s wnu bigct"
-    "urhopi cal fve ldeidougrt hli pr mea dne be"
+    "urhopi cal fve ldeidougrt hli pr mea dne b"
 )
 NUM_SPECIALS = 256
 # Offsets from the first special id, as in the released tokenizer_config.json.
