@@ -101,6 +101,12 @@ def read_parameters(request: Any) -> dict[str, str | int | bool | float]:
     return parameters
 
 
+def timeout_s(request: Any) -> float | None:
+    """Seconds the caller will wait, from the request parameter `timeout` in microseconds; None when there is none."""
+    microseconds = read_parameters(request).get("timeout") or request.timeout()
+    return float(microseconds) / 1e6 if microseconds else None
+
+
 def wants(request: Any, output: str) -> bool:
     """Whether the caller, or the ensemble around the step, asked for `output`."""
     return output in request.requested_output_names()
