@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from kimi_triton.errors import ConfigError, InvalidRequest, KimiError
+from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, error_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -173,7 +173,7 @@ def _tensor(name: str, value: Any) -> Any:
 def _error_response(error: Exception) -> Any:
     error = _as_kimi_error(error)
     code = getattr(pb_utils.TritonError, error.code)
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(error_text(error), code))
 
 
 def _as_kimi_error(error: Exception) -> KimiError:
@@ -181,4 +181,4 @@ def _as_kimi_error(error: Exception) -> KimiError:
     if isinstance(error, KimiError):
         return error
     pb_utils.Logger.log_error("".join(traceback.format_exception(error)))
-    return KimiError(f"internal error: {type(error).__name__}; the server's log has the details")
+    return KimiError(f"{type(error).__name__}; the server's log has the details")

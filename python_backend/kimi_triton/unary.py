@@ -14,19 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
-from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from kimi_triton.errors import Cancelled, InvalidRequest, KimiError, Unavailable
+from kimi_triton.errors import Cancelled, KimiError, Unavailable, error_from_text
 
 MODEL = "kimi_vl"
 POLL_S = 0.05  # how often a waiting request asks whether its caller is still there
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output", "stream"}
-ERROR_OF_STATUS: dict[StatusCode, type[KimiError]] = {
-    StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    StatusCode.UNAVAILABLE: Unavailable,
-    StatusCode.CANCELLED: Cancelled,
-}
 
 Parameters = Mapping[str, str | int | bool | float]
 
@@ -86,15 +80,17 @@ class UnaryFront:
     async def _ask(self, request: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
         if self._client is None:  # made on the loop it belongs to
             self._client = grpcclient.InferenceServerClient(self._url)
-        responses = self._client.stream_infer(_once(request), headers={"triton_grpc_error": "true"})
+        # Without Triton's `triton_grpc_error` header, which would give a status code: 2.51 dies of it (signal 11) when
+        # it answers an error on a stream after some other stream was cancelled.
+        responses = self._client.stream_infer(_once(request))
         try:
             async for result, error in responses:
                 if error is not None:
-                    raise KimiError(str(error))
+                    raise error_from_text(error.message())
                 names = [output.name for output in result.get_response().outputs]
                 return {name: result.as_numpy(name) for name in names}
         except AioRpcError as exc:
-            raise ERROR_OF_STATUS.get(exc.code(), KimiError)(exc.details() or str(exc.code())) from exc
+            raise Unavailable(f"the server's own gRPC endpoint: {exc.details() or exc.code()}") from exc
         finally:
             responses.cancel()
         raise KimiError(f"{MODEL} ended the stream without an answer")
