@@ -28,18 +28,24 @@ def load_language_model(
     Weights take `dtype`; those of the router stay in fp32, in which it computes.
     """
     model = _empty_model(checkpoint)
-    weights = _read_weights(checkpoint, model, device, dtype, progress or (lambda done, total: None))
+    weights = _read_weights(checkpoint, model, device, dtype, progress or _ignore)
     try:
         model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as exc:
         raise ConfigError(f"language model: {exc}") from exc
     model.model.rotary_emb = DeepseekV3RotaryEmbedding(model.config).to(device)
-    return model.requires_grad_(False).eval()
+    model.requires_grad_(False)
+    model.train(False)
+    return model
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
     """fp32 on a CPU, which is faster there than bf16 without special instructions; bf16 as stored on a GPU."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def _ignore(_done: int, _total: int) -> None:
+    """No one wants to see the progress."""
 
 
 def _empty_model(checkpoint: Checkpoint) -> DeepseekV3ForCausalLM:

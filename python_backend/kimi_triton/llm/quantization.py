@@ -36,5 +36,5 @@ def dequantize(packed: Tensor, scale: Tensor, shape: Tensor, dtype: torch.dtype)
             f"packed weight unpacks to {list(values.shape)} with scales {list(scale.shape)}, "
             f"weight_shape says {shape.tolist()}"
         )
-    grouped = values.unflatten(1, (scale.shape[1], -1)).float() * scale.float().unsqueeze(-1)
+    grouped = values.view(*scale.shape, -1).float() * scale.float().unsqueeze(-1)
     return grouped.flatten(1).to(dtype)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLM step: checks a request, hands it to an engine, answers its caller exactly once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+
+import numpy as np
+import torch
+
+from kimi_triton.llm.answer import Caller
+from kimi_triton.llm.answer_text import AnswerText
+from kimi_triton.llm.early_cancels import EarlyCancels
+from kimi_triton.llm.engine import Engine, TokenRequest, as_kimi_error
+from kimi_triton.llm.generation import Generation
+from kimi_triton.llm.request import LlmRequest, check_prompt
+from kimi_triton.llm.token_roles import TokenRoles
+from kimi_triton.text.options import GenerationOptions
+from kimi_triton.text.tokenizer import KimiTokenizer
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.02  # how often callers are asked whether they are still there
+
+
+class LlmStep:
+    """One language model, shared by all ways to call it. `submit` and `cancel` may be called from any thread."""
+
+    def __init__(self, engine: Engine, tokenizer: KimiTokenizer, roles: TokenRoles, media_token_id: int) -> None:
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._roles = roles
+        self._media_token_id = media_token_id
+        self._early_cancels = EarlyCancels()
+        self._watched: dict[str, Generation] = {}
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._watcher = threading.Thread(target=self._watch, name="llm-watcher", daemon=True)
+
+    def start(self) -> None:
+        self.engine.start()
+        self._watcher.start()
+
+    def stop(self) -> None:
+        """Every caller that still waits gets Unavailable."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self.engine.stop()
+        self._watcher.join()
+
+    def submit(self, request: LlmRequest, caller: Caller) -> str:
+        """Take a request in and return its id. Never raises: whatever is wrong reaches `caller` as an error."""
+        request_id = request.request_id or uuid.uuid4().hex
+        try:
+            token_request, generation = self._prepare(request, request_id, caller)
+            with self._changed:
+                is_wanted = not self._early_cancels.arrive(request_id)
+                if is_wanted:
+                    self.engine.submit(token_request, generation)
+                    self._watched[request_id] = generation
+                    self._changed.notify()
+        except Exception as exc:
+            caller.respond_error(as_kimi_error(exc))
+            return request_id
+        if not is_wanted:
+            generation.on_end("cancelled")
+        return request_id
+
+    def cancel(self, request_id: str) -> bool:
+        """End the request of this id; false when it is not live here (yet: then it ends as soon as it comes)."""
+        with self._changed:
+            if self.engine.cancel(request_id):
+                return True
+            self._early_cancels.cancel(request_id)
+            return False
+
+    def _prepare(self, request: LlmRequest, request_id: str, caller: Caller) -> tuple[TokenRequest, Generation]:
+        options = GenerationOptions.from_json(request.generation)
+        check_prompt(
+            request,
+            context_length=self.engine.context_length,
+            vocab_size=self._tokenizer.vocab_size,
+            media_id=self._media_token_id,
+        )
+        num_prompt = len(request.input_ids)
+        token_request = TokenRequest(
+            request_id=request_id,
+            input_ids=torch.from_numpy(request.input_ids.astype(np.int64)),
+            image_embeds=request.image_embeds.clone(),  # the server may reuse its memory once we return
+            options=options,
+            max_tokens=min(options.max_tokens, self.engine.context_length - num_prompt),
+            deadline=None if request.timeout_s is None else time.monotonic() + request.timeout_s,
+        )
+        generation = Generation(
+            caller,
+            AnswerText(self._tokenizer, self._roles, options.stop, self._roles.in_reasoning(request.input_ids)),
+            stream=options.stream,
+            logprobs=options.logprobs,
+            prompt_tokens=num_prompt,
+            cached_images=request.cached_images,
+        )
+        return token_request, generation
+
+    def _watch(self) -> None:
+        """Notice callers that have gone away without a word."""
+        while True:
+            with self._changed:
+                while not (self._watched or self._stopping):
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                watched = list(self._watched.items())
+            for request_id, generation in watched:
+                self._look_after(request_id, generation)
+            time.sleep(POLL_INTERVAL_S)
+
+    def _look_after(self, request_id: str, generation: Generation) -> None:
+        try:
+            is_cancelled = generation.is_cancelled()
+        except Exception:
+            logger.exception("request %s cannot be asked whether it is cancelled, so it is", request_id)
+            is_cancelled = True
+        with self._changed:
+            if is_cancelled:
+                self.engine.cancel(request_id)
+            if (is_cancelled or generation.is_final) and self._watched.get(request_id) is generation:
+                del self._watched[request_id]
