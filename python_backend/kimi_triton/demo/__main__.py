@@ -72,7 +72,7 @@ def ask(server: TritonServer, picture: Path) -> None:
 def generate(http_url: str, picture: Path) -> str:
     """POST to `/generate`, as curl would."""
     image = base64.b64encode(picture.read_bytes()).decode()
-    body = {"text_input": QUESTION, "image": [image], "max_tokens": 16, "temperature": 0}
+    body = {"text_input": QUESTION, "image": [image], "max_tokens": 16, "temperature": 0, "thinking": False}
     request = urllib.request.Request(f"http://{http_url}/v2/models/kimi_vl/generate", json.dumps(body).encode())
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)
@@ -87,7 +87,7 @@ def stream(grpc_url: str, picture: Path) -> Iterator[str]:
     with grpcclient.InferenceServerClient(grpc_url) as client:
         client.start_stream(callback=lambda result, error: events.put((result, error)))
         inputs = [bytes_input("text_input", QUESTION.encode()), bytes_input("image", picture.read_bytes())]
-        options = {"stream": True, "max_tokens": 16, "temperature": 0}
+        options = {"stream": True, "max_tokens": 16, "temperature": 0, "thinking": False}
         client.async_stream_infer("kimi_vl", inputs, parameters=options, enable_empty_final_response=True)
         while True:
             result, error = events.get(timeout=60)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.preprocess.pipeline import Preprocessor
 from kimi_triton.serve.installation import find_server
 from kimi_triton.serve.options import ServeOptions
 from kimi_triton.serve.repository import write_repository
@@ -27,6 +28,7 @@ def launch(
     When `is_stopped` turns true during the start, the server is handed over without being ready.
     """
     checkpoint = Checkpoint(options.checkpoint)
+    Preprocessor.from_checkpoint(options.checkpoint, max_images=options.max_images)  # tokenizer and processor files
     installation = find_server(run_folder)
     ports = Ports.choose(options.host, options.http_port, options.grpc_port, options.metrics_port)
     repository = options.model_repository or run_folder / "repository"

@@ -168,7 +168,8 @@ class TritonServer:
         """The first load error of the log, else its last lines."""
         for line in self._recent:
             if match := LOAD_ERROR.search(line):
-                return f"model {match[1]} did not load: {match[2]}"
+                cause = match[2].split("\\n\\nAt:")[0].removeprefix("Internal: ")  # without the stub's traceback
+                return f"model {match[1]} did not load: {cause}"
         return f"the server ended with code {self.process.poll()}:\n{''.join(list(self._recent)[-20:])}"
 
 
