@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From an encoded file to an upright RGB picture of 8 bits a channel.
+
+- Format and size are decided from the header; nothing is decoded before the size is accepted.
+- EXIF orientation is applied. Metadata that cannot be read is as good as none.
+- Transparency is composited over white, so colours hidden under it never matter.
+- Of more than 8 bits a channel the upper 8 are kept; floating-point samples are refused.
+- CMYK is converted without a profile; JPEG's is taken as inverted, as Adobe writes it and browsers read it.
+- The first frame of an animation or of a file of pages is the picture. Colour profiles are not honoured.
+- A damaged or truncated file is refused, never filled up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageFile
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.ExifTags import Base
+from PIL.GifImagePlugin import GifImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from kimi_triton.errors import InvalidRequest
+from kimi_triton.preprocess.payload import ACCEPTED, sniff_format
+from kimi_triton.preprocess.settings import ImageSettings
+
+
+class QuietJpegImageFile(JpegImageFile):
+    """JPEG without a look into EXIF for the resolution, which warns when that metadata is damaged."""
+
+    def _read_dpi_from_exif(self) -> None:
+        return
+
+
+# Called directly rather than through Image.open, which would try every plugin Pillow has and warn or raise at its own
+# process-wide pixel limit before ours is looked at.
+READERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
+    "JPEG": QuietJpegImageFile,
+    "PNG": PngImageFile,
+    "WEBP": WebPImageFile,
+    "GIF": GifImageFile,
+    "BMP": BmpImageFile,
+    "TIFF": TiffImageFile,
+}
+WHITE = 255
+
+# What turns a picture upright, by the value of its EXIF orientation.
+UPRIGHT: dict[object, Image.Transpose] = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Image:
+    """Decode the file `data`, image number `index` of its request, to a picture of mode RGB.
+
+    Raises InvalidRequest for anything that is no complete file of an accepted format, and for more than
+    settings.max_pixels pixels.
+    """
+    name = sniff_format(data)
+    if name is None:
+        raise InvalidRequest(f"image {index}: not a {ACCEPTED} file")
+    try:
+        image = READERS[name](BytesIO(data))
+    except Exception as exc:
+        raise InvalidRequest(f"image {index}: {name} header cannot be read: {_reason(exc)}") from exc
+    _check_size(image, index, settings.max_pixels)
+    try:
+        image.load()
+        rgb = _to_rgb(image)
+    except Exception as exc:
+        raise InvalidRequest(f"image {index}: {name} file cannot be decoded: {_reason(exc)}") from exc
+    turn = _upright(image)
+    return rgb if turn is None else rgb.transpose(turn)
+
+
+def _check_size(image: Image.Image, index: int, max_pixels: int) -> None:
+    width, height = image.size
+    if width * height > max_pixels:
+        raise InvalidRequest(
+            f"image {index}: {width}x{height} is {width * height} pixels, at most {max_pixels} are accepted"
+        )
+
+
+def _upright(image: Image.Image) -> Image.Transpose | None:
+    try:  # metadata comes from everywhere and its reader raises whatever it likes
+        return UPRIGHT.get(image.getexif().get(Base.Orientation))
+    except Exception:
+        return None
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("floating-point samples have no agreed range")
+    if image.mode.startswith("I"):
+        image = _upper_eight_bits(image)
+    if image.has_transparency_data:
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+        canvas = Image.new("RGB", image.size, (WHITE, WHITE, WHITE))
+        canvas.paste(rgba, mask=rgba)
+        return canvas
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _upper_eight_bits(image: Image.Image) -> Image.Image:
+    """Grey of more than 8 bits to grey of 8; a value declared transparent becomes white."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise ValueError(f"its samples run from {values.min()} to {values.max()}, beyond 16 bits")
+    bits = min(image.tag_v2[BITSPERSAMPLE][0], 16) if isinstance(image, TiffImageFile) else 16
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    if "transparency" in image.info:
+        grey[values == image.info["transparency"]] = WHITE
+    return Image.fromarray(grey)
+
+
+def _reason(exc: Exception) -> str:
+    return f"{exc or type(exc).__name__}"[:120]
