@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM
 
 from kimi_triton.llm.latent_cache import CacheStep, LatentCache, Segment
+
+if TYPE_CHECKING:
+    from transformers import DeepseekV3ForCausalLM
 
 
 class Decoder(Protocol):

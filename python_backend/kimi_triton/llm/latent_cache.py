@@ -45,8 +45,10 @@ class LatentCache:
         old_rows, old_capacity, width = self._layers[0].shape
         if rows <= old_rows and capacity <= old_capacity:
             return
-        rows = _grown(old_rows, rows, smallest=1)
-        capacity = _grown(old_capacity, capacity, smallest=SMALLEST_CAPACITY)
+        rows = max(rows, old_rows)
+        if capacity > old_capacity:  # doubled, so that growing token by token copies each token a few times only
+            capacity = max(capacity, 2 * old_capacity, SMALLEST_CAPACITY)
+        capacity = max(capacity, old_capacity)
         for index, old in enumerate(self._layers):
             new = old.new_zeros(rows, capacity, width)
             new[:old_rows, :old_capacity] = old
@@ -94,8 +96,3 @@ class CacheStep:
     def prefill_latents(self, layer_index: int, segment: Segment) -> Tensor:
         """(segment.end, width): all that this request has cached, the new tokens last."""
         return self._cache.layer(layer_index)[segment.row, : segment.end]
-
-
-def _grown(old: int, wanted: int, smallest: int) -> int:
-    """At least double, so that growing token by token copies each token a few times only."""
-    return old if wanted <= old else max(wanted, 2 * old, smallest)

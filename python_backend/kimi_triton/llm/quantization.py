@@ -31,7 +31,8 @@ def dequantize(packed: Tensor, scale: Tensor, shape: Tensor, dtype: torch.dtype)
     if packed.dtype != torch.int32 or not scale.is_floating_point():
         raise ConfigError(f"packed weights are {packed.dtype} with {scale.dtype} scales, expected int32 and floats")
     values = unpack_int4(packed)
-    if values.shape != tuple(shape.tolist()) or values.shape[1] % scale.shape[1]:
+    fits = scale.shape[0] == values.shape[0] and values.shape[1] % scale.shape[1] == 0
+    if values.shape != tuple(shape.tolist()) or not fits:
         raise ConfigError(
             f"packed weight unpacks to {list(values.shape)} with scales {list(scale.shape)}, "
             f"weight_shape says {shape.tolist()}"
