@@ -59,6 +59,8 @@ class AsyncKimiClient:
         )
         # Weak, so that a stream which its caller drops ends at once and not when the client closes.
         self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
+        self._unfinished: set[str] = set()  # ids of the streams that have begun
+        self._stopping: set[asyncio.Task[None]] = set()
 
     async def ask(
         self,
@@ -123,6 +125,9 @@ class AsyncKimiClient:
         """Leave the streams that are still open, which stops them on the server, and hang up."""
         for stream in tuple(self._streams):
             await stream.close()
+        for request_id in tuple(self._unfinished):  # dropped a moment ago and not yet collected
+            await self._stop(request_id)
+        await asyncio.gather(*self._stopping)
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -147,17 +152,19 @@ class AsyncKimiClient:
 
     async def _chunks(self, request: InferRequest, timeout_s: float) -> AsyncGenerator[Chunk, None]:
         responses = self._transport.stream(request)
-        finish_reason = None
+        self._unfinished.add(request.request_id)
         try:
             while (outputs := await self._bounded(anext(responses, None), request, timeout_s)) is not None:
                 chunk = read_chunk(outputs)
-                finish_reason = chunk.finish_reason
+                if chunk.finish_reason is not None:
+                    self._unfinished.discard(request.request_id)
                 yield chunk
         except GeneratorExit:
-            if finish_reason is None:
+            if request.request_id in self._unfinished:
                 await self._stop(request.request_id)
             raise
         finally:
+            self._unfinished.discard(request.request_id)
             await responses.aclose()
 
     async def _bounded(self, call: Awaitable[T], request: InferRequest, timeout_s: float) -> T:
@@ -175,6 +182,14 @@ class AsyncKimiClient:
             raise RequestTimeout(f"no answer within {timeout_s:g} s") from error
 
     async def _stop(self, request_id: str) -> None:
+        self._unfinished.discard(request_id)
+        # A task of its own, so that a caller who is cancelled once more does not take it along.
+        task = asyncio.create_task(self._tell_to_stop(request_id))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+        await asyncio.shield(task)
+
+    async def _tell_to_stop(self, request_id: str) -> None:
         # The caller has its own error by now, so a server that cannot hear us must not hide it with another.
         with suppress(KimiClientError):
             await self._within(self._transport.infer(cancel_request(request_id)), STOP_TIMEOUT_S)

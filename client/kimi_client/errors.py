@@ -13,6 +13,8 @@ KimiClientError
 
 from __future__ import annotations
 
+import re
+
 
 class KimiClientError(Exception):
     """Base class of everything this package raises on purpose."""
@@ -55,23 +57,32 @@ _BY_STATUS: dict[str, type[KimiClientError]] = {
     "504": RequestTimeout,
 }
 
-# Triton's `/generate` answers 400 to every failure and a running stream carries only text, so there the class
-# has to be read from the message. These are the words of Triton and of kimi-triton for "not now".
-_TRY_AGAIN = ("try again", "is not ready", "not at ready state", "maximum queue size", "unavailable")
-_ASKED_WRONGLY = ("unexpected inference input", "unable to parse", "failed to parse", "expected")
+_ENSEMBLE_PREFIX = re.compile(r"^in ensemble '[^']*', ")
+
+# A gRPC stream and HTTP `generate` give no status of their own (`generate` says 400 or even 200 to every failure), so
+# kimi-triton starts its messages with the kind of error. What starts with none of these is the caller's mistake.
+_BY_KIND: dict[str, type[KimiClientError]] = {
+    "internal error: ": ServerError,
+    "unavailable, try again: ": ServerUnavailable,
+    "cancelled: ": RequestCancelled,
+}
+_TRITON_UNAVAILABLE = ("maximum queue size", "is not ready", "not at ready state", "Stub process")
+_TRITON_INTERNAL = ("Failed to process the request", "Request for unknown model", "in ensemble", "generate expects")
 
 
 def from_status(status: str, message: str) -> KimiClientError:
     """Return the error for a status: a gRPC code name, an HTTP number, or "" where only a message is known."""
-    text = message.strip() or f"the server answered {status or 'an error'} without a message"
-    lowered = text.lower()
-    if status in ("", "200", "400") and any(words in lowered for words in _TRY_AGAIN):
-        return ServerUnavailable(_with_hint(text))
-    if status == "" and any(words in lowered for words in _ASKED_WRONGLY):
-        return InvalidRequest(text)
-    kind = _BY_STATUS.get(status, ServerError)
-    return kind(_with_hint(text) if kind is ServerUnavailable else text)
+    text = _ENSEMBLE_PREFIX.sub("", message.strip()) or "the server gave no reason"
+    for kind, error_class in _BY_KIND.items():
+        if text.startswith(kind):
+            return error_class(text if kind == "unavailable, try again: " else text.removeprefix(kind))
+    if status in ("", "200", "400"):
+        return _triton_error(text)
+    error_class = _BY_STATUS.get(status, ServerError)
+    return error_class(f"{text} (try again later)" if error_class is ServerUnavailable else text)
 
 
-def _with_hint(text: str) -> str:
-    return text if "try again" in text.lower() else f"{text} (try again later)"
+def _triton_error(text: str) -> KimiClientError:
+    if any(words in text for words in _TRITON_UNAVAILABLE):
+        return ServerUnavailable(f"{text} (try again later)")
+    return ServerError(text) if text.startswith(_TRITON_INTERNAL) else InvalidRequest(text)

@@ -20,9 +20,6 @@ from kimi_client.shared_memory import Region, SharedInputs
 from kimi_client.tensors import Outputs, to_array
 from kimi_client.transport import Health
 
-# Makes Triton end a failed stream with a status code; without it a stream carries the message alone.
-_WITH_STATUS = {"triton_grpc_error": "true"}
-
 
 class GrpcTransport:
     """Speaks to the decoupled models by the streaming call and to the others by the unary one."""
@@ -60,7 +57,9 @@ class GrpcTransport:
 
     async def stream(self, request: InferRequest) -> AsyncGenerator[Outputs, None]:
         async with self._shared.share(request.inputs) as regions:
-            call = self._client.stream_infer(_once(_call(request, regions)), headers=self._headers | _WITH_STATUS)
+            # Triton's header `triton_grpc_error` would give a failed stream its status code, but kills a server of 2.51
+            # (signal 11) that has seen a cancelled stream before.
+            call = self._client.stream_infer(_once(_call(request, regions)), headers=self._headers)
             try:
                 with _translated():
                     async for result, error in call:
@@ -82,7 +81,7 @@ class GrpcTransport:
 
     async def close(self) -> None:
         if "_client" in self.__dict__:
-            await self._shared.withdraw()
+            await self._shared.close()
             await self._client.close()
 
     async def _register(self, region: Region) -> None:

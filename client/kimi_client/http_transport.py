@@ -6,6 +6,7 @@ tritonclient's own asyncio client has no `generate_stream` and gives every call 
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -79,7 +80,7 @@ class HttpTransport:
 
     async def close(self) -> None:
         if "_session" in self.__dict__:
-            await self._shared.withdraw()
+            await self._shared.close()
             await self._session.close()
 
     @asynccontextmanager
@@ -87,7 +88,7 @@ class HttpTransport:
         self, path: str, body: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         with _translated():
-            async with self._session.post(f"{self._url}/{path}", data=body, headers=headers) as response:
+            async with self._session.post(f"{self._url}/{path}", data=io.BytesIO(body), headers=headers) as response:
                 if response.status != 200:
                     raise from_status(str(response.status), error_text(await response.read()))
                 yield response

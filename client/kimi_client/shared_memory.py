@@ -8,6 +8,7 @@ such a region stays on a list and is withdrawn later.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ from kimi_client.errors import KimiClientError
 from kimi_client.tensors import pack_bytes, packed_size
 
 FROM_BYTES = 1 << 20  # smaller inputs are faster inside the message
+CLOSE_TRIES = 20
+CLOSE_PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +72,17 @@ class SharedInputs:
                 segment.close()
                 segment.unlink()
             self._left_over.update(region.name for region in regions.values())
-            await self.withdraw()
+            await self._withdraw()
 
-    async def withdraw(self) -> None:
-        """Withdraw every region that no request reads any more."""
+    async def close(self) -> None:
+        """Withdraw all regions, waiting a little for the requests that still read them."""
+        for _ in range(CLOSE_TRIES):
+            await self._withdraw()
+            if not self._left_over:
+                return
+            await asyncio.sleep(CLOSE_PAUSE_S)
+
+    async def _withdraw(self) -> None:
         for name in tuple(self._left_over):
             try:
                 await self._unregister(name)
