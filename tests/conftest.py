@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import struct
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.serve.launch import launch
@@ -51,6 +56,30 @@ def live_server_vl(tiny_vl: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """A server of the tiny Kimi-VL checkpoint in float32."""
     with started(tiny_vl, tmp_path_factory.mktemp("server_vl")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def png() -> Callable[..., bytes]:
+    """png(width, height, seed=0): a PNG file of coloured noise."""
+
+    def make(width: int, height: int, seed: int = 0) -> bytes:
+        pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
+        return buffer.getvalue()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def huge_png() -> bytes:
+    """A valid header of a 20000 x 20000 PNG, followed by next to nothing."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 20000, 20000, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
 
 
 @contextmanager

@@ -146,6 +146,7 @@ class TritonServer:
             f"--metrics-address={self.host}",
             f"--metrics-port={self.ports.metrics}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+            "--disable-auto-complete-config",  # the files are complete, and asking each model would import it twice
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
         ]
         if installation.backend_directory is not None:
