@@ -68,7 +68,7 @@ def model_state(
         else:
             state[_model_name(name, config)] = tensor.to(dtype)
     weight, bias = fold_normalisation(unfolded[PROJ_WEIGHT], unfolded[PROJ_BIAS], image_mean, image_std)
-    return state | {PROJ_WEIGHT: weight.to(dtype), PROJ_BIAS: bias.to(dtype)}
+    return state | {PROJ_WEIGHT: weight, PROJ_BIAS: bias}
 
 
 def fold_normalisation(
