@@ -26,13 +26,11 @@ def test_folded_weights_read_raw_pixels(
 ) -> None:
     weight, bias = torch.randn(5, 3, 14, 14), torch.randn(5)
     pixel_values = pixels([(1, 4, 4)])
-    channels = (torch.tensor(value, dtype=torch.float64).view(3, 1, 1) for value in (mean, std))
-    channel_mean, channel_std = channels
+    channel_mean, channel_std = (torch.tensor(value, dtype=torch.float64).view(3, 1, 1) for value in (mean, std))
     normalised = (pixel_values.double() / 255 - channel_mean) / channel_std
     expected = normalised.flatten(1) @ weight.double().flatten(1).T + bias
-    assert torch.allclose(
-        folded(pixel_values, *fold_normalisation(weight, bias, mean, std)).double(), expected, atol=1e-4
-    )
+    result = folded(pixel_values, *fold_normalisation(weight, bias, mean, std))
+    assert torch.allclose(result.double(), expected, atol=1e-4)
 
 
 def test_padding_means_minus_one_and_white_plus_one() -> None:

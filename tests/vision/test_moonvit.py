@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.vision.attention import Sequences
 from kimi_triton.vision.grids import Grid, num_image_tokens, num_patches
 from kimi_triton.vision.load import load_vision_model
 from kimi_triton.vision.moonvit import VisionModel
@@ -89,13 +90,8 @@ def test_changing_one_image_changes_no_row_of_another(k25_model: VisionModel, pi
     patches = [num_patches(grid) for grid in MIXED]
     torch.split(pixel_values, patches)[2].random_(0, 256, generator=torch.Generator().manual_seed(1))
     after = torch.split(k25_model(pixel_values, MIXED), tokens)
-    assert [torch.equal(left, right) for left, right in zip(before, after, strict=True)] == [
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]
+    unchanged = [torch.equal(left, right) for left, right in zip(before, after, strict=True)]
+    assert unchanged == [True, True, False, True, True]
 
 
 def test_c7_rows_follow_the_order_of_the_images(k25_model: VisionModel, pixels: Pixels) -> None:
@@ -140,8 +136,6 @@ def test_heads_are_counted_from_the_weights(k25_model: VisionModel) -> None:
         shard.load_state_dict({"wqkv.weight": rows, "wqkv.bias": bias, "wo.weight": columns}, strict=False)
         result: Tensor = shard.requires_grad_(False).attend(hidden_states, freqs_cis, sequences)
         return result
-
-    from kimi_triton.vision.attention import Sequences
 
     sequences = Sequences.from_grids([(1, 2, 3)], CPU)
     whole = block.attend(hidden_states, freqs_cis, sequences)

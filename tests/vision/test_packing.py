@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ def test_packs_cover_all_images_in_order_and_respect_the_budget(sizes: list[int]
     assert [index for pack in packs for index in pack] == list(range(len(sizes)))
     for pack in packs:
         assert len(pack) == 1 or sum(sizes[index] for index in pack) <= budget
-    for left, right in zip(packs, packs[1:], strict=False):
+    for left, right in pairwise(packs):
         assert sum(sizes[index] for index in left) + sizes[right.start] > budget
 
 

@@ -39,7 +39,8 @@ class PatchEmbed(nn.Module):
         """(num_patches, 3, 14, 14) uint8 -> (num_patches, hidden_size)."""
         centred = pixel_values.flatten(1).to(self.proj.weight.dtype).sub_(PIXEL_CENTRE)
         positions: Tensor = self.pos_emb(grids)
-        return (self.proj(centred) + positions).to(positions.dtype)
+        hidden_states: Tensor = self.proj(centred) + positions
+        return hidden_states.to(positions.dtype)
 
 
 class MLP(nn.Module):
