@@ -27,7 +27,7 @@ from tests.preprocess.pictures import (
 )
 
 from kimi_triton.errors import InvalidRequest
-from kimi_triton.preprocess.images import decode_image
+from kimi_triton.preprocess.images import decode_image, keep_decode_memory
 from kimi_triton.preprocess.sizes import place_image
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"]
@@ -276,6 +276,15 @@ def test_a8_32_threads_decode_what_one_thread_decodes() -> None:
     with ThreadPoolExecutor(32) as threads:
         parallel = list(threads.map(fingerprint, files * 400))
     assert parallel == serial * 400
+
+
+def test_decode_memory_is_kept_unless_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found, expected in ((0, 8), (3, 3)):
+        kept = [found]
+        monkeypatch.setattr(Image.core, "get_blocks_max", lambda kept=kept: kept[-1])
+        monkeypatch.setattr(Image.core, "set_blocks_max", kept.append)
+        keep_decode_memory()
+        assert kept[-1] == expected
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "RGBX"])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kimi_triton.config import PATCH_SIZE, CheckpointConfig
 from kimi_triton.errors import ConfigError, InvalidRequest
-from kimi_triton.preprocess.images import decode_image
+from kimi_triton.preprocess.images import decode_image, keep_decode_memory
 from kimi_triton.preprocess.patches import ImagePatches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.payload import image_bytes
 from kimi_triton.preprocess.settings import MAX_IMAGE_BYTES, MAX_PIXELS, ImageSettings
@@ -88,6 +88,7 @@ class Preprocessor:
 
         Raises ConfigError for a checkpoint that cannot be served and for limits beyond it.
         """
+        keep_decode_memory()
         config = CheckpointConfig.from_checkpoint(folder)
         longest = config.max_position_embeddings
         if max_images < 1 or not 2 <= (max_context or longest) <= longest:
