@@ -27,6 +27,7 @@ class StepOptions:
     """The `parameters` of a step's config.pbtxt, and where Triton put the instance."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
+        check_numpy(np.__version__)
         config = json.loads(args["model_config"])
         self._values = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
         self.model_name: str = config["name"]
@@ -51,6 +52,12 @@ class StepOptions:
             return int(value)
         except ValueError:
             raise ConfigError(f"{self.model_name}: parameter {name!r} is {value!r}, expected an integer") from None
+
+
+def check_numpy(version: str) -> None:
+    """Servers up to 24.10 send every output empty, without an error, when their stub runs with NumPy 2."""
+    if int(version.split(".")[0]) >= 2:
+        raise ConfigError(f"NumPy {version} is installed, Triton's Python stub needs numpy<2 or loses every output")
 
 
 def read_bytes(request: Any, name: str) -> list[bytes] | None:
