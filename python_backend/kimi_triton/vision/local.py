@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load the whole vision model into this process."""
+"""The whole vision model in this process, on one device."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import torch
 from torch import Tensor
 
 from kimi_triton.checkpoint import Checkpoint
-from kimi_triton.config import VisionConfig
 from kimi_triton.errors import KimiError
 from kimi_triton.preprocess.settings import ImageSettings
-from kimi_triton.progress import progress_printer
 from kimi_triton.vision.encoder import LocalEncoder
 from kimi_triton.vision.grids import Grid
 from kimi_triton.vision.load import load_vision_model, vision_dtype
+from kimi_triton.vision.moonvit import VisionModel
+from kimi_triton.vision.options import VisionOptions
 
 
 class InProcessEncoder:
-    """A LocalEncoder with a name for its sizes and an end."""
+    """A LocalEncoder as the vision step wants it."""
 
-    def __init__(self, encoder: LocalEncoder, config: VisionConfig) -> None:
+    num_restarts = 0
+
+    def __init__(self, encoder: LocalEncoder) -> None:
         self._encoder = encoder
-        self.config = config
 
     def encode(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> Sequence[Tensor | KimiError]:
         return self._encoder.encode(images, grids)
@@ -33,27 +34,23 @@ class InProcessEncoder:
         """Nothing outlives the process."""
 
 
-def load_local_encoder(
-    folder: Path,
-    *,
-    dtype: str,
-    max_patches_per_forward: int,
-    device: str = "cpu",
-    on_progress: Callable[[int, int], None] | None = None,
-) -> InProcessEncoder:
-    """Raises ConfigError. `dtype` is auto (as stored), bfloat16 or float32."""
+def load_in_process(options: VisionOptions, on_progress: Callable[[int, int], None]) -> InProcessEncoder:
+    """Raises ConfigError. The process must see no GPU but its own, if any."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    device = torch.device("cuda:0" if options.devices else "cpu")
+    model = load_from_folder(options.checkpoint, device, options.dtype, on_progress)
+    return InProcessEncoder(LocalEncoder(model, device, options.max_patches_per_forward))
+
+
+def load_from_folder(
+    folder: Path, device: torch.device, dtype: str, on_progress: Callable[[int, int], None]
+) -> VisionModel:
+    """A checkpoint folder's tower and projector; `dtype` is auto, bfloat16 or float32. Raises ConfigError."""
     checkpoint = Checkpoint(folder)
     settings = ImageSettings.from_checkpoint(folder, checkpoint.config.family)
-    model = load_vision_model(
-        checkpoint,
-        torch.device(device),
-        compute_dtype(checkpoint, dtype),
-        settings.image_mean,
-        settings.image_std,
-        on_progress or progress_printer("moonvit"),
-    )
-    encoder = LocalEncoder(model, torch.device(device), max_patches_per_forward)
-    return InProcessEncoder(encoder, checkpoint.config.vision)
+    computed = compute_dtype(checkpoint, dtype)
+    return load_vision_model(checkpoint, device, computed, settings.image_mean, settings.image_std, on_progress)
 
 
 def compute_dtype(checkpoint: Checkpoint, name: str) -> torch.dtype:

@@ -6,21 +6,25 @@ torch is imported after the process has chosen its device, so nothing here impor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kimi_triton.config import VisionConfig
 from kimi_triton.errors import InvalidRequest, KimiError
+from kimi_triton.progress import progress_printer
 from kimi_triton.vision.grids import Grid, check_grids, num_patches
+from kimi_triton.vision.options import VisionOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kimi_triton.triton_io import StepOptions
+    from kimi_triton.vision.remembering import EncodedImage, Image, RememberingEncoder
 
 DIGEST_BYTES = 32
 
@@ -42,48 +46,33 @@ class VisionOutputs:
     image_cached: npt.NDArray[np.bool_]  # (num_images,)
 
 
-class Encoder(Protocol):
-    """Whatever turns images into rows: one model in this process, or a group of worker processes."""
-
-    def encode(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> Sequence[Tensor | KimiError]:
-        """(t * h * w, 3, 14, 14) uint8 on the CPU for each image -> its rows, or its error, in order."""
-
-    def stop(self) -> None: ...
-
-
 class VisionStep:
-    """One encoder behind request checks. `encode_batch` may be called from several threads if the encoder may."""
+    """An encoder behind request checks."""
 
-    def __init__(self, encoder: Encoder, config: VisionConfig) -> None:
+    def __init__(self, encoder: RememberingEncoder, config: VisionConfig) -> None:
         self._encoder = encoder
         self._config = config
 
     @classmethod
     def from_triton(cls, options: StepOptions) -> VisionStep:
-        """Load the encoder that the step's parameters describe. Raises ConfigError."""
-        from kimi_triton.vision.local import load_local_encoder
+        """Load what the step's parameters describe, on the devices they name. Raises ConfigError."""
+        vision_options = VisionOptions.from_triton(options, os.environ)
+        owned = vision_options.devices if vision_options.parallel == "instances" else ()  # workers have their own
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(owned)
 
-        encoder = load_local_encoder(
-            options.path("checkpoint"),
-            dtype=options.text("dtype", "auto"),
-            max_patches_per_forward=options.integer("max_patches_per_forward", 16384),
-        )
-        return cls(encoder, encoder.config)
+        from kimi_triton.vision.build import build_encoder
+
+        return cls(*build_encoder(vision_options, progress_printer(options.model_name)))
 
     def encode_batch(self, batch: Sequence[VisionInputs]) -> list[VisionOutputs | KimiError]:
         """Outputs or the error of each request, in order; one that is wrong does not touch the others."""
         checked = [self._check(inputs) for inputs in batch]
-        images: list[Tensor] = []
-        grids: list[Grid] = []
-        for inputs, found in zip(batch, checked, strict=True):
-            if not isinstance(found, KimiError):
-                images += split_images(inputs.pixel_values, found)
-                grids += found
-        encoded = iter(self._encoder.encode(images, grids) if images else [])
-        return [
-            found if isinstance(found, KimiError) else self._outputs([next(encoded) for _ in found])
-            for found in checked
-        ]
+        images: list[Image] = []
+        for inputs, grids in zip(batch, checked, strict=True):
+            if not isinstance(grids, KimiError):
+                images += split_images(inputs, grids)
+        encoded = iter(self._encoder.encode(images))
+        return [grids if isinstance(grids, KimiError) else self._outputs(encoded, len(grids)) for grids in checked]
 
     def stop(self) -> None:
         self._encoder.stop()
@@ -102,20 +91,30 @@ class VisionStep:
             return exc
         return grids
 
-    def _outputs(self, images: list[Tensor | KimiError]) -> VisionOutputs | KimiError:
+    def _outputs(self, encoded: Iterator[EncodedImage], num_images: int) -> VisionOutputs | KimiError:
+        """Join the next `num_images` images, or tell the first error among them."""
         import torch
 
+        images = [next(encoded) for _ in range(num_images)]
+        rows = [torch.empty(0, self._config.text_hidden_size, dtype=torch.bfloat16)]
         for index, image in enumerate(images):
-            if isinstance(image, KimiError):
-                return type(image)(f"image {index}: {image}")
-        rows = [image for image in images if not isinstance(image, KimiError)]
-        empty = torch.empty(0, self._config.text_hidden_size, dtype=torch.bfloat16)
-        image_embeds = torch.cat([empty, *(image.to("cpu", torch.bfloat16) for image in rows)])
-        return VisionOutputs(image_embeds, np.zeros(len(rows), np.bool_))
+            if isinstance(image.rows, KimiError):
+                return type(image.rows)(f"image {index}: {image.rows}")
+            rows.append(image.rows)
+        image_cached = np.array([image.is_cached for image in images], dtype=np.bool_)
+        return VisionOutputs(rows[1] if num_images == 1 else torch.cat(rows), image_cached)
 
 
-def split_images(pixel_values: npt.NDArray[np.uint8], grids: Sequence[Grid]) -> list[Tensor]:
-    """(num_patches, 3, 14, 14) of a request -> one view for each image."""
+def split_images(inputs: VisionInputs, grids: Sequence[Grid]) -> list[Image]:
+    """The images of one request, as views of its pixels."""
     import torch
 
-    return list(torch.split(torch.from_numpy(pixel_values), [num_patches(grid) for grid in grids])) if grids else []
+    from kimi_triton.vision.remembering import Image
+
+    if not grids:
+        return []
+    pixels = torch.split(torch.from_numpy(inputs.pixel_values), [num_patches(grid) for grid in grids])
+    return [
+        Image(digest.tobytes() + repr(grid).encode(), pixel_values, grid)
+        for digest, pixel_values, grid in zip(inputs.image_digest, pixels, grids, strict=True)
+    ]
