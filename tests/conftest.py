@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
@@ -18,6 +19,10 @@ from PIL import Image
 from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.serve.launch import launch
 from kimi_triton.serve.options import ServeOptions
+
+# A busy machine makes any example slow; the timeout of pytest still ends what hangs.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @dataclass(frozen=True)
