@@ -18,6 +18,7 @@ from kimi_triton.errors import ConfigError
 from kimi_triton.serve.launch import launch
 from kimi_triton.serve.options import DTYPES, ServeOptions
 from kimi_triton.serve.repository import write_repository
+from kimi_triton.vision.layout import PARALLEL
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -116,6 +117,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(parser, "dtype", choices=DTYPES, help="of the weights; auto: as stored")
     _add(parser, "max_images", type=int, help="images of one request")
     _add(parser, "max_patches_per_forward", type=int, help="patches of one pass through the vision tower")
+    _add(parser, "vision_parallel", choices=PARALLEL, help="how the vision tower is spread over processes")
+    _add(parser, "vision_devices", help="GPUs of the vision tower: 0,1 or, as two groups, 0,1;2,3; empty: the CPU")
+    _add(parser, "vision_instances", type=int, help="Triton instances of the vision tower on the CPU; 0: one")
+    _add(parser, "vision_workers", type=int, help="processes of a data or tensor group on the CPU; 0: two")
+    _add(parser, "vision_stall_timeout_s", type=int, help="seconds without progress until workers are replaced")
+    _add(parser, "image_cache_bytes", type=int, help="encoded images that each vision instance remembers; 0: none")
     _add(parser, "preprocess_instances", type=int, help="processes that decode images")
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kimi_triton.vision.layout import Parallel
+from kimi_triton.vision.options import IMAGE_CACHE_BYTES
+
 Dtype = Literal["auto", "bfloat16", "float32"]
 DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 
@@ -24,6 +27,12 @@ class ServeOptions:
     dtype: Dtype = "auto"  # of vision and language weights; auto: as stored in the checkpoint
     max_images: int = 64  # of one request
     max_patches_per_forward: int = 16384  # of one pass through the vision tower
+    vision_parallel: Parallel = "instances"
+    vision_devices: str = ""  # GPU numbers, `;` between groups; empty: the CPU
+    vision_instances: int = 0  # Triton instances on the CPU; 0: one
+    vision_workers: int = 0  # processes of each data or tensor group on the CPU; 0: two
+    vision_stall_timeout_s: int = 60  # a worker that gets no further for so long is replaced
+    image_cache_bytes: int = IMAGE_CACHE_BYTES  # of each vision instance; 0 turns the cache off
     preprocess_instances: int = 2
     start_timeout_s: float = 900.0
     log_file: Path | None = None  # the server's own log; None: a file in the run folder

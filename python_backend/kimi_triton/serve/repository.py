@@ -12,6 +12,7 @@ from tritonclient.grpc import model_config_pb2
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.errors import ConfigError
 from kimi_triton.serve.options import ServeOptions
+from kimi_triton.serve.placement import place_vision
 from kimi_triton.serve.wiring import check_wiring
 
 CONFIG_FILE = "config.pbtxt"
@@ -63,6 +64,7 @@ def _fill(
         _set(models[name], dtype=options.dtype)
     _set(models["preprocess"], max_images=options.max_images)
     _set(models["moonvit"], max_patches_per_forward=options.max_patches_per_forward)
+    place_vision(models["moonvit"], options, config.vision)
     _set(models["kimi_vl_unary"], grpc_url=f"{_loopback(options.host)}:{grpc_port}")
     models["preprocess"].instance_group[0].count = options.preprocess_instances
     for name, tensor in (("moonvit", models["moonvit"].output[0]), ("kimi_vision", models["kimi_vision"].output[0])):
