@@ -26,6 +26,10 @@ class EarlyCancels:
             self._cancelled[request_id] = time.monotonic()
             _forget_oldest(self._cancelled)
 
+    def has_arrived(self, request_id: str) -> bool:
+        """Whether a request of this id is known to have come, be it live or over."""
+        return request_id in self._arrived
+
     def arrive(self, request_id: str) -> bool:
         """Note that a request has come; true when it was cancelled before."""
         self._arrived[request_id] = None

@@ -6,6 +6,7 @@ Text, stop strings, reasoning and usage are made from the ids elsewhere, so that
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from kimi_triton.errors import KimiError
 from kimi_triton.text.options import GenerationOptions
+
+logger = logging.getLogger(__name__)
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline"]
 
@@ -77,5 +80,8 @@ class Engine(Protocol):
 
 
 def as_kimi_error(exc: Exception) -> KimiError:
-    """Anything unexpected is a defect of ours; the caller still gets its text."""
-    return exc if isinstance(exc, KimiError) else KimiError(f"{type(exc).__name__}: {exc}")
+    """Anything unexpected is a defect of ours: it is logged in full, and the caller still gets its text."""
+    if isinstance(exc, KimiError):
+        return exc
+    logger.error("an unexpected error ends a request", exc_info=exc)
+    return KimiError(f"{type(exc).__name__}: {exc}")

@@ -11,6 +11,7 @@ import uuid
 import numpy as np
 import torch
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.llm.answer import Caller
 from kimi_triton.llm.answer_text import AnswerText
 from kimi_triton.llm.early_cancels import EarlyCancels
@@ -27,13 +28,25 @@ POLL_INTERVAL_S = 0.02  # how often callers are asked whether they are still the
 
 
 class LlmStep:
-    """One language model, shared by all ways to call it. `submit` and `cancel` may be called from any thread."""
+    """One language model, shared by all ways to call it. `submit` and `cancel` may be called from any thread.
 
-    def __init__(self, engine: Engine, tokenizer: KimiTokenizer, roles: TokenRoles, media_token_id: int) -> None:
+    What is posted on `board` is cancelled too.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: KimiTokenizer,
+        roles: TokenRoles,
+        media_token_id: int,
+        board: CancelBoard | None = None,
+    ) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
         self._roles = roles
         self._media_token_id = media_token_id
+        self._board = board
+        self._read_from_board: set[str] = set()
         self._early_cancels = EarlyCancels()
         self._watched: dict[str, Generation] = {}
         self._changed = threading.Condition()
@@ -53,22 +66,30 @@ class LlmStep:
         self._watcher.join()
 
     def submit(self, request: LlmRequest, caller: Caller) -> str:
-        """Take a request in and return its id. Never raises: whatever is wrong reaches `caller` as an error."""
+        """Take a request in and return its id. Whatever is wrong with it reaches `caller` as an error."""
         request_id = request.request_id or uuid.uuid4().hex
         try:
             token_request, generation = self._prepare(request, request_id, caller)
-            with self._changed:
-                is_wanted = not self._early_cancels.arrive(request_id)
-                if is_wanted:
-                    self.engine.submit(token_request, generation)
-                    self._watched[request_id] = generation
-                    self._changed.notify()
         except Exception as exc:
             caller.respond_error(as_kimi_error(exc))
             return request_id
-        if not is_wanted:
-            generation.on_end("cancelled")
+        try:
+            self._hand_over(token_request, generation)
+        except Exception as exc:
+            generation.on_error(as_kimi_error(exc))
         return request_id
+
+    def _hand_over(self, request: TokenRequest, generation: Generation) -> None:
+        with self._changed:
+            is_wanted = not self._early_cancels.arrive(request.request_id)
+            if is_wanted:
+                self.engine.submit(request, generation)
+                self._watched[request.request_id] = generation
+                self._changed.notify()
+        if not is_wanted:
+            if self._board is not None:
+                self._board.settle(request.request_id, was_running=True)
+            generation.on_end("cancelled")
 
     def cancel(self, request_id: str) -> bool:
         """End the request of this id; false when it is not live here (yet: then it ends as soon as it comes)."""
@@ -106,17 +127,33 @@ class LlmStep:
         return token_request, generation
 
     def _watch(self) -> None:
-        """Notice callers that have gone away without a word."""
+        """Notice callers that have gone away, by way of the board or without a word."""
         while True:
             with self._changed:
-                while not (self._watched or self._stopping):
-                    self._changed.wait()
+                self._changed.wait(POLL_INTERVAL_S)
                 if self._stopping:
                     return
                 watched = list(self._watched.items())
             for request_id, generation in watched:
                 self._look_after(request_id, generation)
-            time.sleep(POLL_INTERVAL_S)
+            if self._board is not None:
+                self._heed(self._board)
+
+    def _heed(self, board: CancelBoard) -> None:
+        """Cancel what was posted since the last look. A request that is still to come is left for the other steps."""
+        try:
+            names = board.posted_files()
+            for name in names - self._read_from_board:
+                request_id = board.posted_id(name)
+                if request_id is None:
+                    continue
+                if self.cancel(request_id):
+                    board.settle(request_id, was_running=True)
+                elif self._early_cancels.has_arrived(request_id):
+                    board.settle(request_id, was_running=False)
+            self._read_from_board = names
+        except OSError:
+            logger.exception("cancellations cannot be read from %s", board.folder)
 
     def _look_after(self, request_id: str, generation: Generation) -> None:
         try:

@@ -47,11 +47,9 @@ def deepseek_config(text: dict[str, Any]) -> DeepseekV3Config:
     _check_rope(text.get("rope_scaling"))
     settings = {name: value for name, value in text.items() if name not in IGNORED}
     try:
-        config = DeepseekV3Config(**settings)
+        return DeepseekV3Config(**settings)
     except (StrictDataclassError, KeyError, TypeError, ValueError) as exc:
         raise ConfigError(f"config.json: text_config is refused by transformers: {exc}") from exc
-    config._attn_implementation = "sdpa"
-    return config
 
 
 def _check_rope(scaling: dict[str, Any] | None) -> None:

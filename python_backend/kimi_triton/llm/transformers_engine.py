@@ -154,10 +154,10 @@ class TransformersEngine:
             sampling = [plan.requests[index] for index in rows]
             sampled = sample(logits[rows], self._blocked, [live.sampler for live in sampling])
         except Exception as exc:
-            logger.exception("a step of the language model failed")
+            error = as_kimi_error(exc)
             for live, segment in plan:
                 live.num_cached = segment.end  # it may have been written
-                self._fail(live, as_kimi_error(exc))
+                self._fail(live, error)
             return
         for live, result in zip(sampling, sampled, strict=True):
             self._deliver(live, result)
