@@ -162,6 +162,7 @@ def test_unknown_names_are_refused_by_name() -> None:
 
 def test_triton_s_own_parameters_pass() -> None:
     tritons: dict[str, Any] = {
+        "id": "r7",
         "sequence_id": 1,
         "sequence_start": True,
         "sequence_end": True,

@@ -17,9 +17,10 @@ from kimi_triton.text.request_json import parse_json
 
 MAX_OPTIONS_BYTES = 1 << 20
 
-# Parameters that Triton itself reads, or adds on the way through an ensemble.
+# Parameters that Triton itself reads, or adds on the way through an ensemble. HTTP `generate` hands on every JSON key
+# that is no input, the `id` of the request among them.
 TRITON_PARAMETERS = frozenset(
-    ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
+    ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output")
 )
 # transformers' name -> ours, for the defaults that a checkpoint brings along.
 _GENERATION_CONFIG = {
