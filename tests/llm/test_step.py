@@ -310,7 +310,7 @@ def test_g5_a_model_that_fails_gives_one_error(
 
     stage.decoder.script = script
     caller = stage.submit(stage.prompt("abcdef"), stream=stream)
-    with pytest.raises(KimiError, match="the device is lost"):
+    with pytest.raises(KimiError, match="RuntimeError"):
         caller.wait()
     assert len(caller.answers) == (fails_after if stream else 0)
     assert stage.submit(stage.prompt("ok")).wait().text == "ok"
@@ -330,11 +330,11 @@ def test_g5_a_detokeniser_that_fails_gives_one_error(
     monkeypatch.setattr(stage.tokenizer, "decode_bytes", decode_bytes)
     other = stage.submit(stage.prompt("fine"), stream=stream)
     caller = stage.submit(stage.prompt("abc!def"), stream=stream)
-    with pytest.raises(KimiError, match="no such token"):
+    with pytest.raises(KimiError, match="ValueError"):
         caller.wait()
     assert other.wait().finish_reason == "stop"
     assert other.text == "fine"
-    assert "decode_bytes" in caplog.text
+    assert "no such token" in caplog.text
 
 
 class BrokenCaller(RecordingCaller):
@@ -355,7 +355,7 @@ class BrokenCaller(RecordingCaller):
 def test_g5_a_caller_that_cannot_be_reached_frees_its_place(stage: Stage) -> None:
     caller = BrokenCaller(good=3)
     stage.submit(stage.prompt("x" * 90), caller, stream=True)
-    with pytest.raises(KimiError, match="nobody there"):
+    with pytest.raises(KimiError, match="ConnectionError"):
         caller.wait()
     wait_for(lambda: not stage.decoder.rows)
     assert stage.submit(stage.prompt("ok")).wait().text == "ok"

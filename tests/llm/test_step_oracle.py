@@ -98,9 +98,9 @@ def ids_of(caller: RecordingCaller) -> list[int]:
 
 @pytest.mark.parametrize("num_images", [0, 1, 3])
 def test_greedy_tokens_equal_transformers_generate(models: Models, num_images: int) -> None:
-    for seed in range(3):
+    for seed in range(2):
         given = prompt(seed, models.media_id, num_images)
-        assert ids_of(submit(models, given, max_tokens=32)) == oracle_ids(models, given, 32)
+        assert ids_of(submit(models, given, max_tokens=20)) == oracle_ids(models, given, 20)
 
 
 def test_64_mixed_requests_at_once_equal_their_own_serial_answers(models: Models) -> None:

@@ -255,7 +255,7 @@ def test_g4_200_cancelled_requests_leave_nothing_behind(engines: Engines) -> Non
     until(lambda: not decoder.rows)
 
 
-def test_g5_an_exception_of_a_sink_ends_its_request_alone(engines: Engines) -> None:
+def test_g5_an_exception_of_a_sink_ends_its_request_alone(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingSink):
         def on_token(self, token: Token) -> bool:
             if len(self.tokens) == 3:
@@ -267,7 +267,8 @@ def test_g5_an_exception_of_a_sink_ends_its_request_alone(engines: Engines) -> N
     engine.submit(token_request([2], "broken", max_tokens=20), broken)
     error = broken.wait()
     assert isinstance(error, KimiError)
-    assert "the detokeniser broke" in str(error)
+    assert str(error).startswith("ValueError; the server's log")
+    assert "the detokeniser broke" in caplog.text
     assert good.wait() == "length"
 
 
@@ -280,7 +281,7 @@ def test_g5_a_failed_forward_pass_is_an_error_for_its_requests_and_not_the_end(
         return counting(ids)
 
     engine = engines(script)
-    assert "out of memory" in str(submit(engine, [66], max_tokens=20).wait())
+    assert "RuntimeError" in str(submit(engine, [66], max_tokens=20).wait())
     sink = submit(engine, [1], max_tokens=5)
     assert sink.wait() == "length"
     assert sink.ids == expected_count([1], 5)

@@ -80,8 +80,8 @@ class Engine(Protocol):
 
 
 def as_kimi_error(exc: Exception) -> KimiError:
-    """Anything unexpected is a defect of ours: it is logged in full, and the caller still gets its text."""
+    """What a caller may see: an exception nobody foresaw goes to the log in full, and to the caller by its type."""
     if isinstance(exc, KimiError):
         return exc
     logger.error("an unexpected error ends a request", exc_info=exc)
-    return KimiError(f"{type(exc).__name__}: {exc}")
+    return KimiError(f"{type(exc).__name__}; the server's log has the details")
