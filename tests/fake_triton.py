@@ -60,7 +60,11 @@ class Request:
     outputs: tuple[str, ...] = ()
     on_cpu: bool = True
     timeout_us: int = 0
+    id: str = ""
     sender: Sender = field(default_factory=Sender)
+
+    def request_id(self) -> str:
+        return self.id
 
     def parameters(self) -> str:
         return self.raw_parameters

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests import fake_triton
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable
 
 fake_triton.install()
@@ -20,6 +25,7 @@ ARGS = {
     "model_instance_name": "llm_0_0",
     "model_instance_kind": "CPU",
     "model_instance_device_id": "0",
+    "model_repository": "/models/llm",
 }
 
 
@@ -106,16 +112,17 @@ def test_an_unforeseen_exception_is_logged_and_shown_by_type_only() -> None:
     assert "RuntimeError" in fake_triton.Logger.errors[0]
 
 
-def test_a_batch_gets_one_response_each_in_order() -> None:
+def test_a_batch_gets_one_response_each_in_order(tmp_path: Path) -> None:
+    board = CancelBoard(tmp_path)
     requests = [fake_triton.Request({}) for _ in range(3)]
     results = [{"image_embeds": np.zeros(1)}, InvalidRequest("request 1"), {"image_embeds": np.ones(1)}]
-    responses = triton_io.answer_batch(lambda _: results, requests)
+    responses = triton_io.answer_batch(lambda _: results, requests, board)
     assert [response.error and response.error.message for response in responses] == [None, "request 1", None]
 
     def fail(_requests: object) -> list[dict[str, np.ndarray]]:  # type: ignore[type-arg]
         raise Unavailable("worker 1 died")
 
-    assert [response.error.code for response in triton_io.answer_batch(fail, requests)] == ["UNAVAILABLE"] * 3
+    assert [response.error.code for response in triton_io.answer_batch(fail, requests, board)] == ["UNAVAILABLE"] * 3
 
 
 def test_a_stream_ends_once_with_data_or_an_error() -> None:
@@ -135,3 +142,33 @@ def test_a_stream_ends_once_with_data_or_an_error() -> None:
 )
 def test_timeouts_are_microseconds(raw: str, timeout_us: int, expected: float | None) -> None:
     assert triton_io.timeout_s(fake_triton.Request({}, raw, timeout_us=timeout_us)) == expected
+
+
+def test_the_time_before_a_step_counts_into_the_limit() -> None:
+    request = fake_triton.Request({"received_s": np.array([[time.monotonic() - 2]])}, timeout_us=5_000_000)
+    assert triton_io.timeout_s(request) == pytest.approx(3, abs=0.5)
+
+
+def test_g4_what_is_cancelled_or_overdue_takes_no_part_in_a_batch(tmp_path: Path) -> None:
+    board = CancelBoard(tmp_path)
+    board.post("gone")
+    overdue = {"received_s": np.array([[time.monotonic() - 2]])}
+    requests = [
+        fake_triton.Request({}, id="first"),
+        fake_triton.Request({}, id="gone"),
+        fake_triton.Request(overdue, id="late", timeout_us=1_000_000),
+        fake_triton.Request({}),
+    ]
+    seen: list[str] = []
+
+    def work(wanted: Sequence[fake_triton.Request]) -> list[dict[str, Any]]:
+        seen.extend(request.id for request in wanted)
+        return [{"image_embeds": np.zeros(1)} for _ in wanted]
+
+    responses = triton_io.answer_batch(work, requests, board)
+    assert seen == ["first", ""]
+    assert [response.error and response.error.code for response in responses] == [
+        None, "CANCELLED", "UNAVAILABLE", None,
+    ]  # fmt: skip
+    assert board.outcome("gone") is True
+    assert triton_io.answer_batch(work, requests[1:2], board)[0].error is None

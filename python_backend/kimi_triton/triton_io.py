@@ -7,15 +7,18 @@ torch is imported only by the functions that hand out torch tensors: the preproc
 from __future__ import annotations
 
 import json
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, error_text
+from kimi_triton.cancel_board import CancelBoard
+from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable, error_text
+from kimi_triton.metric import Metric, MetricSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +37,16 @@ class StepOptions:
         self.instance_name = args["model_instance_name"]
         self.instance_kind = args["model_instance_kind"]
         self.device_id = int(args["model_instance_device_id"])
+        self._model_folder = Path(args["model_repository"])
+
+    @property
+    def cancel_board(self) -> CancelBoard:
+        """The board that all steps of this server share."""
+        return CancelBoard.of_repository(self._model_folder.parent)
+
+    def metrics(self, specs: Sequence[MetricSpec]) -> Mapping[str, Metric]:
+        """Metrics of this instance by name, labelled with model and instance. They last as long as the mapping."""
+        return Metrics(self, specs)
 
     def text(self, name: str, default: str | None = None) -> str:
         value = self._values.get(name) or default
@@ -52,6 +65,34 @@ class StepOptions:
             return int(value)
         except ValueError:
             raise ConfigError(f"{self.model_name}: parameter {name!r} is {value!r}, expected an integer") from None
+
+
+class Metrics(Mapping[str, Metric]):
+    """Time series on Triton's metrics endpoint; the families must live as long as they do."""
+
+    def __init__(self, options: StepOptions, specs: Sequence[MetricSpec]) -> None:
+        labels = {"model": options.model_name, "instance": options.instance_name}
+        self._families = {spec.name: _metric_family(spec) for spec in specs}
+        self._metrics = {spec.name: _metric(self._families[spec.name], spec, labels) for spec in specs}
+
+    def __getitem__(self, name: str) -> Metric:
+        return self._metrics[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._metrics)
+
+    def __len__(self) -> int:
+        return len(self._metrics)
+
+
+def _metric_family(spec: MetricSpec) -> Any:
+    kind = getattr(pb_utils.MetricFamily, spec.kind.upper())
+    return pb_utils.MetricFamily(name=spec.name, description=spec.description, kind=kind)
+
+
+def _metric(family: Any, spec: MetricSpec, labels: dict[str, str]) -> Metric:
+    metric: Metric = family.Metric(labels=labels, **({"buckets": list(spec.buckets)} if spec.buckets else {}))
+    return metric
 
 
 def check_numpy(version: str) -> None:
@@ -109,14 +150,31 @@ def read_parameters(request: Any) -> dict[str, str | int | bool | float]:
 
 
 def timeout_s(request: Any) -> float | None:
-    """Seconds the caller will wait, from the request parameter `timeout` in microseconds; None when there is none."""
+    """Seconds that are left of the request parameter `timeout`, which is in microseconds; None: there is no limit.
+
+    They count from the first step's `received_s` (time.monotonic, which all processes of a host share).
+    """
     microseconds = read_parameters(request).get("timeout") or request.timeout()
-    return float(microseconds) / 1e6 if microseconds else None
+    if not microseconds:
+        return None
+    received = pb_utils.get_input_tensor_by_name(request, "received_s")
+    waited = 0.0 if received is None else time.monotonic() - float(received.as_numpy().item())
+    return float(microseconds) / 1e6 - waited
 
 
 def wants(request: Any, output: str) -> bool:
     """Whether the caller, or the ensemble around the step, asked for `output`."""
     return output in request.requested_output_names()
+
+
+def refuse_unwanted(request: Any, board: CancelBoard) -> None:
+    """Raise Cancelled when the request is on the board, which it then leaves, and Unavailable when it is overdue."""
+    request_id = request.request_id()
+    if request_id and board.is_posted(request_id):
+        board.settle(request_id, was_running=True)
+        raise Cancelled("the request was cancelled before this step")
+    if (left := timeout_s(request)) is not None and left <= 0:
+        raise Unavailable(f"the time limit of the request passed {-left:.1f} s before this step")
 
 
 def answer_each(function: Callable[[Any], Outputs], requests: Sequence[Any]) -> list[Any]:
@@ -131,17 +189,28 @@ def answer_each(function: Callable[[Any], Outputs], requests: Sequence[Any]) -> 
 
 
 def answer_batch(
-    function: Callable[[Sequence[Any]], Sequence[Outputs | KimiError]], requests: Sequence[Any]
+    function: Callable[[Sequence[Any]], Sequence[Outputs | KimiError]], requests: Sequence[Any], board: CancelBoard
 ) -> list[Any]:
-    """Like `answer_each` for work that is done for all requests together and returns outputs or an error for each."""
+    """Like `answer_each` for work that is done for all requests together and returns outputs or an error for each.
+
+    What was cancelled or timed out on the way takes no part in the work.
+    """
+    results: dict[int, Outputs | KimiError] = {}
+    for place, request in enumerate(requests):
+        try:
+            refuse_unwanted(request, board)
+        except KimiError as exc:
+            results[place] = exc
+    wanted = [place for place in range(len(requests)) if place not in results]
     try:
-        results = function(requests)
+        results |= zip(wanted, function([requests[place] for place in wanted]), strict=True)
     except Exception as exc:
-        results = [_as_kimi_error(exc)] * len(requests)
-    return [
-        _error_response(result) if isinstance(result, KimiError) else _response(request, result)
-        for request, result in zip(requests, results, strict=True)
-    ]
+        results |= dict.fromkeys(wanted, _as_kimi_error(exc))
+    return [_outcome(request, results[place]) for place, request in enumerate(requests)]
+
+
+def _outcome(request: Any, result: Outputs | KimiError) -> Any:
+    return _error_response(result) if isinstance(result, KimiError) else _response(request, result)
 
 
 class ResponseStream:

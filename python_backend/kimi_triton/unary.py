@@ -3,12 +3,15 @@
 
 BLS with decoupled models kills the stub of older servers under load, a gRPC stream to the same server does not. All
 requests share one event loop and one channel; each has a stream of its own, so that one can be cancelled alone.
+Closing that stream stops nothing that runs already, so whoever vanishes is also posted on the cancel board.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
@@ -16,13 +19,16 @@ import numpy as np
 import tritonclient.grpc.aio as grpcclient
 from grpc.aio import AioRpcError
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, KimiError, Unavailable, error_from_text
 
 MODEL = "kimi_vl"
 POLL_S = 0.05  # how often a waiting request asks whether its caller is still there
+DEADLINE_GRACE_S = 0.5  # a running answer ends by itself at its deadline and is still worth having then
 RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output", "stream"}
 
 Parameters = Mapping[str, str | int | bool | float]
+Outputs = dict[str, "np.ndarray[Any, Any]"]
 
 
 class ResponseSink(Protocol):
@@ -34,28 +40,36 @@ class ResponseSink(Protocol):
 
 
 class UnaryFront:
-    """Forwards requests to the streaming model of the server at `grpc_url`."""
+    """Forwards requests to the streaming model of the server at `grpc_url`, at most `max_live` at once."""
 
-    def __init__(self, grpc_url: str) -> None:
+    def __init__(self, grpc_url: str, board: CancelBoard, max_live: int) -> None:
         self._url = grpc_url
+        self._board = board
+        self._max_live = max_live
+        self._num_live = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="unary-front", daemon=True)
         self._thread.start()
         self._client: grpcclient.InferenceServerClient | None = None
 
     def submit(
-        self, inputs: Mapping[str, list[bytes] | None], parameters: Parameters, request_id: str, sink: ResponseSink
+        self,
+        inputs: Mapping[str, list[bytes] | None],
+        parameters: Parameters,
+        request_id: str,
+        timeout_s: float | None,
+        sink: ResponseSink,
     ) -> None:
         """Start answering one request; `sink` gets exactly one final response, later and from another thread."""
         request = {
             "model_name": MODEL,
             "inputs": [_bytes_input(name, elements) for name, elements in inputs.items() if elements is not None],
-            "request_id": request_id,
-            "timeout": parameters.get("timeout"),
+            "request_id": request_id or uuid.uuid4().hex,  # without one it could not be cancelled
+            "timeout": None if timeout_s is None else int(timeout_s * 1e6),
             "parameters": {name: value for name, value in parameters.items() if name not in RESERVED | {"timeout"}}
             | {"stream": False},
         }
-        asyncio.run_coroutine_threadsafe(self._answer(request, sink), self._loop)
+        asyncio.run_coroutine_threadsafe(self._answer(request, timeout_s, sink), self._loop)
 
     def stop(self) -> None:
         """Cancel what is waiting and end the thread."""
@@ -63,21 +77,37 @@ class UnaryFront:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
 
-    async def _answer(self, request: dict[str, Any], sink: ResponseSink) -> None:
+    async def _answer(self, request: dict[str, Any], timeout_s: float | None, sink: ResponseSink) -> None:
+        if self._num_live >= self._max_live:
+            sink.fail(Unavailable(f"{self._num_live} unary requests are waiting for their answers already"))
+            return
+        self._num_live += 1
+        try:
+            sink.send(await self._watch(request, timeout_s, sink), final=True)
+        except asyncio.CancelledError:
+            sink.fail(Unavailable("the server is stopping"))
+        except Exception as exc:
+            sink.fail(exc)
+        finally:
+            self._num_live -= 1
+
+    async def _watch(self, request: dict[str, Any], timeout_s: float | None, sink: ResponseSink) -> Outputs:
+        """Wait for an answer as long as its caller does."""
         asking = asyncio.ensure_future(self._ask(request))
+        give_up_at = time.monotonic() + (float("inf") if timeout_s is None else timeout_s + DEADLINE_GRACE_S)
         try:
             while not (await asyncio.wait({asking}, timeout=POLL_S))[0]:
                 if sink.is_cancelled():
-                    asking.cancel()
-            outputs = asking.result()
-        except asyncio.CancelledError:
-            sink.fail(Cancelled("the caller cancelled the request"))
-        except Exception as exc:
-            sink.fail(exc)
-        else:
-            sink.send(outputs, final=True)
+                    raise Cancelled("the caller went away")
+                if time.monotonic() > give_up_at:
+                    raise Unavailable(f"no answer within the time limit of {timeout_s} s")
+            return asking.result()
+        finally:
+            if not asking.done():
+                self._board.post(request["request_id"])
+                asking.cancel()
 
-    async def _ask(self, request: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    async def _ask(self, request: dict[str, Any]) -> Outputs:
         if self._client is None:  # made on the loop it belongs to
             self._client = grpcclient.InferenceServerClient(self._url)
         # Without Triton's `triton_grpc_error` header, which would give a status code: 2.51 dies of it (signal 11) when

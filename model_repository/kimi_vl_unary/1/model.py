@@ -7,7 +7,8 @@ from kimi_triton.unary import UnaryFront
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.front = UnaryFront(triton_io.StepOptions(args).text("grpc_url"))
+        options = triton_io.StepOptions(args)
+        self.front = UnaryFront(options.text("grpc_url"), options.cancel_board, options.integer("max_live", 512))
 
     def execute(self, requests):
         for request in requests:
@@ -15,8 +16,13 @@ class TritonPythonModel:
                 name: triton_io.read_bytes(request, name)
                 for name in ("text_input", "messages", "image", "sampling_parameters")
             }
-            stream = triton_io.ResponseStream(request)
-            self.front.submit(inputs, triton_io.read_parameters(request), request.request_id(), stream)
+            self.front.submit(
+                inputs,
+                triton_io.read_parameters(request),
+                request.request_id(),
+                triton_io.timeout_s(request),
+                triton_io.ResponseStream(request),
+            )
 
     def finalize(self):
         self.front.stop()

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patches and grid -> rows for the language model. The contract is config.pbtxt, next door."""
 
-from kimi_triton.vision.step import VisionInputs, VisionStep
-
 from kimi_triton import triton_io
 from kimi_triton.errors import KimiError
+from kimi_triton.vision.step import VisionInputs, VisionStep
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.step = VisionStep.from_triton(triton_io.StepOptions(args))
+        options = triton_io.StepOptions(args)
+        self.step, self.board = VisionStep.from_triton(options), options.cancel_board
 
     def execute(self, requests):
-        return triton_io.answer_batch(self._encode, requests)
+        return triton_io.answer_batch(self._encode, requests, self.board)
 
     def _encode(self, requests):
         results = self.step.encode_batch([self._read(request) for request in requests])

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded pictures and text -> patches, grid, token ids. The contract is config.pbtxt, next door."""
 
-from kimi_triton.preprocess.pipeline import Preprocessor, PreprocessRequest
+import time
+
+import numpy as np
 
 from kimi_triton import triton_io
+from kimi_triton.preprocess.pipeline import Preprocessor, PreprocessRequest
 
 
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
+        self.board = options.cancel_board
         self.preprocessor = Preprocessor.from_checkpoint(
             options.path("checkpoint"), max_images=options.integer("max_images", 64)
         )
@@ -17,6 +21,8 @@ class TritonPythonModel:
         return triton_io.answer_each(self._preprocess, requests)
 
     def _preprocess(self, request):
+        received_s = time.monotonic()
+        triton_io.refuse_unwanted(request, self.board)
         text_input = triton_io.read_one(request, "text_input")
         result = self.preprocessor.run(
             PreprocessRequest(
@@ -32,6 +38,7 @@ class TritonPythonModel:
             "pixel_values": result.pixel_values[None],
             "image_grid_thw": result.image_grid_thw[None],
             "image_digest": result.image_digest[None],
+            "received_s": np.array([[received_s]]),
         }
         if result.input_ids is not None:
             outputs["input_ids"] = result.input_ids

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.preprocess.pipeline import Preprocessor
 from kimi_triton.serve.installation import find_server
@@ -34,6 +35,9 @@ def launch(
     repository = options.model_repository or run_folder / "repository"
     write_repository(repository, options, checkpoint.config, ports.grpc)
     log_file = options.log_file or run_folder / "server.log"
-    with TritonServer(installation, repository, options.host, ports, log_file) as server:
-        server.wait_ready(options.start_timeout_s, on_progress, is_stopped)
-        yield server
+    try:
+        with TritonServer(installation, repository, options.host, ports, log_file) as server:
+            server.wait_ready(options.start_timeout_s, on_progress, is_stopped)
+            yield server
+    finally:
+        CancelBoard.of_repository(repository).remove()
