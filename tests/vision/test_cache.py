@@ -14,6 +14,7 @@ from kimi_triton.errors import InvalidRequest, KimiError, Unavailable
 from kimi_triton.vision.cache import EmbeddingCache
 from kimi_triton.vision.grids import Grid, num_image_tokens
 from kimi_triton.vision.remembering import EncodedImage, Image, RememberingEncoder
+from kimi_triton.vision.work_log import WorkLog
 
 HIDDEN = 8
 ROW_BYTES = 2 * HIDDEN
@@ -22,7 +23,10 @@ ROW_BYTES = 2 * HIDDEN
 class CountingEncoder:
     """Rows made of an image's first pixel; remembers which images it was given. 255 is an image it cannot encode."""
 
+    num_restarts = 0
+
     def __init__(self) -> None:
+        self.work_log = WorkLog(16_384)
         self.batches: list[list[int]] = []
 
     def encode(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> list[Tensor | KimiError]:

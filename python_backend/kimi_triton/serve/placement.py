@@ -39,7 +39,7 @@ def place_vision(model: model_config_pb2.ModelConfig, options: ServeOptions, con
         model.parameters[name].string_value = str(value)
 
 
-def instance_groups(model_name: str, layout: VisionLayout) -> list[Group]:
+def instance_groups(model_name: str, layout: VisionLayout) -> list[model_config_pb2.ModelInstanceGroup]:
     """One process for each GPU, N processes on the CPU, or one process for each group of workers.
 
     A process that owns workers finds its devices by the number in its group's name.

@@ -17,6 +17,7 @@ from kimi_triton.vision.grids import Grid
 from kimi_triton.vision.load import load_vision_model, vision_dtype
 from kimi_triton.vision.moonvit import VisionModel
 from kimi_triton.vision.options import VisionOptions
+from kimi_triton.vision.work_log import WorkLog
 
 
 class InProcessEncoder:
@@ -24,11 +25,13 @@ class InProcessEncoder:
 
     num_restarts = 0
 
-    def __init__(self, encoder: LocalEncoder) -> None:
+    def __init__(self, encoder: LocalEncoder, work_log: WorkLog) -> None:
         self._encoder = encoder
+        self.work_log = work_log
 
     def encode(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> Sequence[Tensor | KimiError]:
-        return self._encoder.encode(images, grids)
+        with self.work_log.timed(grids):
+            return self._encoder.encode(images, grids)
 
     def stop(self) -> None:
         """Nothing outlives the process."""
@@ -40,7 +43,8 @@ def load_in_process(options: VisionOptions, on_progress: Callable[[int, int], No
         torch.set_num_threads(options.num_threads)
     device = torch.device("cuda:0" if options.devices else "cpu")
     model = load_from_folder(options.checkpoint, device, options.dtype, on_progress)
-    return InProcessEncoder(LocalEncoder(model, device, options.max_patches_per_forward))
+    encoder = LocalEncoder(model, device, options.max_patches_per_forward)
+    return InProcessEncoder(encoder, WorkLog(options.max_patches_per_forward))
 
 
 def load_from_folder(

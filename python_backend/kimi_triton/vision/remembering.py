@@ -15,12 +15,19 @@ from torch import Tensor
 from kimi_triton.errors import KimiError
 from kimi_triton.vision.cache import EmbeddingCache
 from kimi_triton.vision.grids import Grid, num_image_tokens
+from kimi_triton.vision.work_log import WorkLog
 
 Encoded = Tensor | KimiError
 
 
 class Encoder(Protocol):
     """Whatever turns images into rows: one model in this process, or a group of worker processes."""
+
+    work_log: WorkLog
+
+    @property
+    def num_restarts(self) -> int:
+        """How often worker processes were started again."""
 
     def encode(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> Sequence[Encoded]:
         """(t * h * w, 3, 14, 14) uint8 on the CPU for each image -> its rows, or its error, in order."""
@@ -66,6 +73,14 @@ class RememberingEncoder:
         awaited, mine = self._claim(images)
         self._fulfil([images[index] for index in sorted(mine)])
         return [EncodedImage(future.result(), index not in mine) for index, future in enumerate(awaited)]
+
+    @property
+    def work_log(self) -> WorkLog:
+        return self._encoder.work_log
+
+    @property
+    def num_restarts(self) -> int:
+        return self._encoder.num_restarts
 
     def stop(self) -> None:
         self._encoder.stop()

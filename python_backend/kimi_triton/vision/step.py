@@ -18,6 +18,7 @@ from kimi_triton.config import VisionConfig
 from kimi_triton.errors import InvalidRequest, KimiError
 from kimi_triton.progress import progress_printer
 from kimi_triton.vision.grids import Grid, check_grids, num_patches
+from kimi_triton.vision.metrics import VISION_METRICS, VisionMetrics
 from kimi_triton.vision.options import VisionOptions
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ class VisionOutputs:
 class VisionStep:
     """An encoder behind request checks."""
 
-    def __init__(self, encoder: RememberingEncoder, config: VisionConfig) -> None:
+    def __init__(self, encoder: RememberingEncoder, config: VisionConfig, metrics: VisionMetrics) -> None:
         self._encoder = encoder
         self._config = config
+        self._metrics = metrics
 
     @classmethod
     def from_triton(cls, options: StepOptions) -> VisionStep:
@@ -62,7 +64,8 @@ class VisionStep:
 
         from kimi_triton.vision.build import build_encoder
 
-        return cls(*build_encoder(vision_options, progress_printer(options.model_name)))
+        encoder, config = build_encoder(vision_options, progress_printer(options.model_name))
+        return cls(encoder, config, VisionMetrics(options.metrics(VISION_METRICS)))
 
     def encode_batch(self, batch: Sequence[VisionInputs]) -> list[VisionOutputs | KimiError]:
         """Outputs or the error of each request, in order; one that is wrong does not touch the others."""
@@ -71,8 +74,10 @@ class VisionStep:
         for inputs, grids in zip(batch, checked, strict=True):
             if not isinstance(grids, KimiError):
                 images += split_images(inputs, grids)
-        encoded = iter(self._encoder.encode(images))
-        return [grids if isinstance(grids, KimiError) else self._outputs(encoded, len(grids)) for grids in checked]
+        encoded = self._encoder.encode(images)
+        self._count(images, encoded)
+        rest = iter(encoded)
+        return [grids if isinstance(grids, KimiError) else self._outputs(rest, len(grids)) for grids in checked]
 
     def stop(self) -> None:
         self._encoder.stop()
@@ -90,6 +95,16 @@ class VisionStep:
         except InvalidRequest as exc:
             return exc
         return grids
+
+    def _count(self, images: Sequence[Image], encoded: Sequence[EncodedImage]) -> None:
+        if images:
+            self._metrics.count_images((image.grid for image in images), (image.is_cached for image in encoded))
+            self._metrics.count_work(self._encoder.work_log.drain())
+            self._metrics.publish(
+                cache_bytes=self._encoder.cache.num_bytes,
+                cache_mismatches=self._encoder.cache.num_mismatches,
+                worker_restarts=self._encoder.num_restarts,
+            )
 
     def _outputs(self, encoded: Iterator[EncodedImage], num_images: int) -> VisionOutputs | KimiError:
         """Join the next `num_images` images, or tell the first error among them."""

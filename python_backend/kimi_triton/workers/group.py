@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kimi_triton.errors import ConfigError, KimiError, Unavailable
 from kimi_triton.vision.grids import Grid, num_patches
+from kimi_triton.vision.work_log import WorkLog
 from kimi_triton.workers.buffers import anonymous_file
 from kimi_triton.workers.exchange import Exchange, Result
 from kimi_triton.workers.messages import Encode, Encoded, Failed, FromWorker, Progress, Ready, Start, WorkerSettings
@@ -66,6 +67,7 @@ class WorkerGroup:
         settings: Sequence[WorkerSettings],
         hidden_size: int,
         timeouts: Timeouts,
+        work_log: WorkLog,
         on_progress: Callable[[WorkerSettings, Progress], None],
     ) -> None:
         """`hidden_size` is the width of the rows; `on_progress` is called from the group's thread."""
@@ -77,6 +79,7 @@ class WorkerGroup:
         self._settings = settings
         self._hidden_size = hidden_size
         self._timeouts = timeouts
+        self._work_log = work_log
         self._on_progress = on_progress
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._next: Job | None = None  # taken from the queue, not begun
@@ -161,11 +164,13 @@ class WorkerGroup:
 
     def _do(self, job: Job, processes: list[WorkerProcess], exchange: Exchange, dtype: torch.dtype) -> None:
         try:
-            exchange.write_images(job.images)
-            for process in processes:
-                process.send(Encode(job.grids))
-            errors = self._wait_encoded(processes)
-            job.result.set_result(exchange.take_rows(job.grids, dtype, errors))
+            with self._work_log.timed(job.grids):
+                exchange.write_images(job.images)
+                for process in processes:
+                    process.send(Encode(job.grids))
+                errors = self._wait_encoded(processes)
+                result = exchange.take_rows(job.grids, dtype, errors)
+            job.result.set_result(result)
         except Exception as exc:
             job.fail(Unavailable(f"{self.name} {exc}; it is started again"))
             raise WorkerLost(str(exc)) from exc

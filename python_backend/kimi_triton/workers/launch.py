@@ -8,6 +8,7 @@ from collections.abc import Callable
 from kimi_triton.config import VisionConfig
 from kimi_triton.vision.layout import check_shards
 from kimi_triton.vision.options import VisionOptions
+from kimi_triton.vision.work_log import WorkLog
 from kimi_triton.workers.group import Timeouts, WorkerGroup
 from kimi_triton.workers.messages import Progress, WorkerSettings
 from kimi_triton.workers.pool import WorkerPool
@@ -19,12 +20,12 @@ def launch_workers(options: VisionOptions, config: VisionConfig, on_progress: Ca
         check_shards(config, options.num_workers)
     timeouts = Timeouts(start_s=options.start_timeout_s, stall_s=options.stall_timeout_s)
     report = _sum_of_progress(options.num_workers, on_progress)
-    pool = WorkerPool(
-        [
-            WorkerGroup(f"vision worker group {number}", settings, config.text_hidden_size, timeouts, report)
-            for number, settings in enumerate(worker_groups(options))
-        ]
-    )
+    work_log = WorkLog(options.max_patches_per_forward)
+    groups = [
+        WorkerGroup(f"vision worker group {number}", settings, config.text_hidden_size, timeouts, work_log, report)
+        for number, settings in enumerate(worker_groups(options))
+    ]
+    pool = WorkerPool(groups, work_log)
     pool.start()
     return pool
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kimi_triton.errors import KimiError
 from kimi_triton.vision.grids import Grid, num_patches
+from kimi_triton.vision.work_log import WorkLog
 from kimi_triton.workers.balance import assign_images
 from kimi_triton.workers.exchange import Result
 from kimi_triton.workers.group import Job, WorkerGroup
@@ -20,8 +21,9 @@ from kimi_triton.workers.group import Job, WorkerGroup
 class WorkerPool:
     """Spreads the images of a call over groups. Threads may call `encode` at the same time."""
 
-    def __init__(self, groups: Sequence[WorkerGroup]) -> None:
+    def __init__(self, groups: Sequence[WorkerGroup], work_log: WorkLog) -> None:
         self.groups = groups
+        self.work_log = work_log
         self._loads = [0] * len(groups)  # patches that each group has not answered yet
         self._lock = threading.Lock()
 
