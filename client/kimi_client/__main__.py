@@ -121,6 +121,7 @@ def _option_arguments() -> argparse.ArgumentParser:
     group.add_argument("--repetition-penalty", type=float, metavar="R")
     group.add_argument("--seed", type=int, metavar="N")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end the answer at TEXT; may be repeated")
+    group.add_argument("--logprobs", action="store_const", const=True, help="report them, with --json")
     group.add_argument("--thinking", action=argparse.BooleanOptionalAction, help="let the model reason first")
     return parser
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,10 +25,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One piece of a streamed answer: the text that is new. Only the last has a finish reason and the usage."""
+    """One piece of a streamed answer: what is new since the piece before.
+
+    Only the last has a finish reason and the usage. `logprobs` is empty unless the option asked for it.
+    """
 
     text: str
     reasoning: str
+    logprobs: tuple[float, ...]
     finish_reason: str | None
     usage: Usage | None
 
@@ -37,10 +42,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer. `finish_reason` is "stop", "length" or "cancelled"; `reasoning` is what was thought before."""
+    """A whole answer.
+
+    `reasoning` is what a thinking model wrote before its answer; `logprobs` has the log-probability of every token of
+    both, if the option asked for it; `finish_reason` is "stop", "length" or "cancelled".
+    """
 
     text: str
     reasoning: str
+    logprobs: tuple[float, ...]
     finish_reason: str
     usage: Usage
     request_id: str
@@ -52,13 +62,13 @@ class Answer:
 def read_chunk(outputs: Outputs) -> Chunk:
     """Read one response of `kimi_vl`: BYTES [1] and INT32 [1] tensors."""
     try:
-        text, reasoning, reason = (
-            outputs[name].item().decode() for name in ("text_output", "reasoning_output", "finish_reason")
+        text, reasoning, logprobs, reason = (
+            outputs[name].item().decode() for name in ("text_output", "reasoning_output", "logprobs", "finish_reason")
         )
         counts = [int(outputs[name].item()) for name in ("prompt_tokens", "completion_tokens", "cached_images")]
+        return Chunk(text, reasoning, tuple(json.loads(logprobs)), reason or None, Usage(*counts) if reason else None)
     except (KeyError, ValueError, AttributeError) as error:
         raise ServerError(f"the response is not one of kimi_vl: it has {sorted(outputs)} ({error!r})") from error
-    return Chunk(text, reasoning, reason or None, Usage(*counts) if reason else None)
 
 
 def join_chunks(chunks: Sequence[Chunk], request_id: str) -> Answer:
@@ -68,7 +78,8 @@ def join_chunks(chunks: Sequence[Chunk], request_id: str) -> Answer:
         raise ServerError(f"the answer to {request_id} ended after {len(chunks)} pieces without a finish reason")
     text = "".join(chunk.text for chunk in chunks)
     reasoning = "".join(chunk.reasoning for chunk in chunks)
-    return Answer(text, reasoning, last.finish_reason, last.usage, request_id)
+    logprobs = tuple(value for chunk in chunks for value in chunk.logprobs)
+    return Answer(text, reasoning, logprobs, last.finish_reason, last.usage, request_id)
 
 
 def split_embeds(outputs: Outputs) -> list[NDArray[np.float32]]:

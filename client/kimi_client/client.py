@@ -71,7 +71,7 @@ class KimiClient:
         """Ask one question about some pictures and wait for the whole answer.
 
         `request_id` names the request for `cancel`; a fresh one is made otherwise. `options` are those of `Options`:
-        max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, thinking.
+        max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, thinking, logprobs.
         """
         return self._loop.run(self._client.ask(question, images, timeout_s=timeout_s, request_id=request_id, **options))
 

@@ -36,7 +36,8 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     seed: int
     stop: str | list[str]  # texts that end the answer; they are not part of it
-    thinking: bool
+    thinking: bool  # False skips the reasoning of a thinking model
+    logprobs: bool  # report the log-probability of every token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

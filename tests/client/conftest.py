@@ -18,7 +18,7 @@ from kimi_client.tensors import Outputs
 
 def response(text: str, finish_reason: str = "", completion_tokens: int = 1) -> Outputs:
     """One response of kimi_vl, as both protocols read it."""
-    texts = {"text_output": text, "reasoning_output": "", "finish_reason": finish_reason}
+    texts = {"text_output": text, "reasoning_output": "", "finish_reason": finish_reason, "logprobs": "[-0.5]"}
     counts = {"prompt_tokens": 7, "completion_tokens": completion_tokens, "cached_images": 0}
     return {name: np.array([value.encode()], dtype=np.object_) for name, value in texts.items()} | {
         name: np.array([value], dtype=np.int32) for name, value in counts.items()

@@ -17,6 +17,7 @@ def test_only_the_last_chunk_has_a_reason_and_the_usage(make_response: Callable[
     assert (last.finish_reason, last.usage) == ("stop", Usage(7, 2, 0))
     answer = join_chunks([first, last], "r")
     assert (str(answer), answer.finish_reason, answer.usage.completion_tokens) == ("a b", "stop", 2)
+    assert answer.logprobs == (-0.5, -0.5)
 
 
 def test_an_answer_without_its_end_is_an_error(make_response: Callable[..., Any]) -> None:
