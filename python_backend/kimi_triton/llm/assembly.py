@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.decoder import DeepseekDecoder
@@ -23,6 +24,7 @@ def transformers_step(
     dtype: torch.dtype | None = None,
     context_length: int | None = None,
     limits: EngineLimits | None = None,
+    board: CancelBoard | None = None,
     progress: Progress | None = None,
 ) -> LlmStep:
     """An LlmStep, not started yet, with the language model of `checkpoint` loaded onto `device`.
@@ -43,4 +45,4 @@ def transformers_step(
         context_length=context_length or longest,
         limits=limits,
     )
-    return LlmStep(engine, tokenizer, roles, config.media_placeholder_token_id)
+    return LlmStep(engine, tokenizer, roles, config.media_placeholder_token_id, board)

@@ -38,6 +38,7 @@ def build_step(options: StepOptions) -> LlmStep:
         Checkpoint(options.path("checkpoint")),
         device=device,
         dtype=_dtype(options.text("dtype", "auto")),
+        board=options.cancel_board,
         progress=progress_printer("llm"),
     )
     step.start()
