@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens per second of the transformers engine: 8 requests at once over one at a time. The last line is JSON.
+
+usage: python tests/benchmarks/bench_llm.py [--checkpoint DIR] [--tokens N] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from tests.llm.scripted import RecordingCaller, llm_request
+
+from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.demo.tiny import write_tiny_checkpoint
+from kimi_triton.llm.assembly import transformers_step
+from kimi_triton.llm.request import LlmRequest
+from kimi_triton.llm.step import LlmStep
+
+CONCURRENCY = 8
+NUM_PROMPT_TOKENS = 64
+TIMEOUT_S = 600.0
+
+
+def requests(checkpoint: Checkpoint, max_tokens: int) -> list[LlmRequest]:
+    """Greedy text prompts. Stop tokens may cut an answer short, which counts the same for both ways."""
+    generator = torch.Generator().manual_seed(0)
+    no_rows = torch.zeros(0, checkpoint.config.text_hidden_size)
+    prompts = torch.randint(256, (CONCURRENCY, NUM_PROMPT_TOKENS), generator=generator).tolist()
+    return [llm_request(ids, no_rows, max_tokens=max_tokens, stream=True) for ids in prompts]
+
+
+def tokens_per_second(step: LlmStep, given: list[LlmRequest], together: bool) -> float:
+    callers = []
+    start = time.perf_counter()
+    for request in given:
+        callers.append(RecordingCaller())
+        step.submit(request, callers[-1])
+        if not together:
+            callers[-1].done.wait(TIMEOUT_S)
+    for caller in callers:
+        caller.done.wait(TIMEOUT_S)
+    elapsed = time.perf_counter() - start
+    return sum(caller.wait().completion_tokens for caller in callers) / elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", type=Path, help="a tiny random one unless given")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    folder = arguments.checkpoint or write_tiny_checkpoint(Path(tempfile.mkdtemp()))
+    checkpoint = Checkpoint(folder)
+    step = transformers_step(checkpoint, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    step.start()
+    given = requests(checkpoint, arguments.tokens)
+    tokens_per_second(step, given, together=True)  # warm up
+    rounds = []
+    for number in range(arguments.rounds):
+        serial, batched = (tokens_per_second(step, given, together) for together in (False, True))
+        rounds.append((batched / serial, serial, batched))
+        print(f"round {number + 1}: one at a time {serial:.0f} tokens/s, {CONCURRENCY} at once {batched:.0f} tokens/s")
+    step.stop()
+    ratio, serial, batched = sorted(rounds)[len(rounds) // 2]
+    result = {"batched_over_serial": ratio, "serial_tokens_per_s": serial, "batched_tokens_per_s": batched}
+    print(json.dumps({name: round(value, 2) for name, value in result.items()} | {"concurrency": CONCURRENCY}))
+
+
+if __name__ == "__main__":
+    main()
