@@ -4,7 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 IMAGE ?=
 
-.PHONY: demo test lint clean
+OUTPUT := bench-output
+FULL_SIZE := $(OUTPUT)/full_size_checkpoint
+
+.PHONY: demo test lint clean bench
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kimi_triton.demo $(IMAGE)
@@ -16,6 +19,16 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Benchmarks need a quiet machine; those beside vLLM need `make vllm-env` first. The checkpoint takes 0.9 GB.
+bench: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.bench_all $(FULL_SIZE) $(OUTPUT)
+
+bench-preprocess: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.bench_preprocess
+
+bench-encoder bench-overhead bench-cache bench-scaling: bench-%: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.bench_$* $(FULL_SIZE)
 
 # torch comes first and by itself, so that nothing else chooses another build of it.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml tests/requirements.txt
