@@ -9,9 +9,8 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT, LEFT, TOP = 460, 220, 60, 30
-STYLE = (
-    "body{font:15px sans-serif;margin:2em;max-width:1000px}figure{display:inline-block;margin:1em}pre{overflow:auto}"
-)
+STYLE = "body{font:15px sans-serif;margin:2em}figure{display:inline-block;margin:1em}pre{overflow:auto}"
+BLUE, RED = "#4a7ab5", "#c0392b"
 
 
 def bars(title: str, values: Mapping[str, float], wanted: Mapping[str, float]) -> str:
@@ -20,12 +19,10 @@ def bars(title: str, values: Mapping[str, float], wanted: Mapping[str, float]) -
     step = (WIDTH - LEFT) / len(values)
     parts = []
     for place, (name, value) in enumerate(values.items()):
-        x, y = LEFT + place * step + step * 0.2, _y(value, top)
-        parts.append(
-            f'<rect x="{x:.0f}" y="{y:.0f}" width="{step * 0.6:.0f}" height="{HEIGHT - y:.0f}" fill="{BLUE}"/>'
-        )
-        parts.append(_text(x + step * 0.3, y - 5, f"{value:g}"))
-        parts.append(_text(x + step * 0.3, HEIGHT + 16, name))
+        x, y, wide = LEFT + (place + 0.2) * step, _y(value, top), step * 0.6
+        parts.append(f'<rect x="{x:.0f}" y="{y:.0f}" width="{wide:.0f}" height="{HEIGHT - y:.0f}" fill="{BLUE}"/>')
+        parts.append(_text(x + wide / 2, y - 5, f"{value:g}"))
+        parts.append(_text(x + wide / 2, HEIGHT + 16, name))
         if name in wanted:
             y = _y(wanted[name], top)
             parts.append(f'<path d="M{x - 8:.0f} {y:.0f}h{wide + 16:.0f}" stroke="{RED}" stroke-width="2"/>')
