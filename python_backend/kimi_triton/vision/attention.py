@@ -83,4 +83,4 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequenc
         F.scaled_dot_product_attention(*(part.transpose(0, 1)[None] for part in image))[0].transpose(0, 1)
         for image in zip(*(torch.split(part, sequences.lengths) for part in (query, key, value)), strict=True)
     ]
-    return torch.cat(attended)
+    return attended[0] if len(attended) == 1 else torch.cat(attended)

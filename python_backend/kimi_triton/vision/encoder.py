@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kimi_triton.errors import InvalidRequest
+from kimi_triton.vision.cpu import pack_linears
 from kimi_triton.vision.grids import Grid, num_image_tokens, num_patches
 from kimi_triton.vision.moonvit import VisionModel
 from kimi_triton.vision.packing import check_max_patches, pack_images
@@ -22,7 +23,10 @@ class LocalEncoder:
     def __init__(
         self, model: VisionModel, device: torch.device, max_patches_per_forward: int = MAX_PATCHES_PER_FORWARD
     ) -> None:
+        """Takes `model`, which is whole or a shard, and makes its layers fast on a CPU."""
         check_max_patches(max_patches_per_forward, model.config)
+        if device.type == "cpu":
+            pack_linears(model)
         self._model = model
         self._device = device
         self._max_patches = max_patches_per_forward

@@ -67,9 +67,10 @@ class EncoderBlock(nn.Module):
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
 
     def forward(self, hidden_states: Tensor, freqs_cis: Tensor, sequences: Sequences) -> Tensor:
-        hidden_states = hidden_states + self.attend(self.norm0(hidden_states), freqs_cis, sequences)
-        added: Tensor = hidden_states + self.mlp(self.norm1(hidden_states))
-        return added
+        """Adds to `hidden_states` (num_patches, hidden_size) in place and returns it."""
+        hidden_states += self.attend(self.norm0(hidden_states), freqs_cis, sequences)
+        hidden_states += self.mlp(self.norm1(hidden_states))
+        return hidden_states
 
     def attend(self, hidden_states: Tensor, freqs_cis: Tensor, sequences: Sequences) -> Tensor:
         qkv = self.wqkv(hidden_states).unflatten(-1, (3, -1, self.head_dim))  # (num_patches, 3, num_heads, head_dim)
@@ -88,7 +89,7 @@ class Encoder(nn.Module):
         self.final_layernorm = nn.LayerNorm(config.hidden_size, eps=LAYER_NORM_EPS)
 
     def forward(self, hidden_states: Tensor, grids: Sequence[Grid]) -> Tensor:
-        """(num_patches, hidden_size) -> (num_patches, hidden_size)."""
+        """(num_patches, hidden_size) -> (num_patches, hidden_size). Overwrites its input."""
         sequences = Sequences.from_grids(grids, hidden_states.device)
         freqs_cis = self.rope.freqs_cis(grids, hidden_states.device)
         for block in self.blocks:
