@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step over a scripted model: exactly one final response on every path, and bad requests that stay alone."""
+"""The step over a scripted model: exactly one final response on every path, and bad requests that stay alone.
+
+Every test runs with both engines.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,50 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.llm.scripted import RecordingCaller, ScriptedDecoder, llm_request
-from tests.llm.test_stop_strings import cut
 from torch import Tensor
 
+from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.errors import InvalidRequest, KimiError, Unavailable
 from kimi_triton.llm.answer import Answer
+from kimi_triton.llm.engine import Engine
 from kimi_triton.llm.scheduler import EngineLimits
-from kimi_triton.llm.step import LlmStep
+from kimi_triton.llm.step import POLL_INTERVAL_S, LlmStep
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.transformers_engine import TransformersEngine
+from kimi_triton.llm.vllm_body import RequestBody
+from kimi_triton.llm.vllm_engine import VllmEngine, VllmSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
+from tests.llm.fake_vllm import FakeVllm, rows_of
+from tests.llm.scripted import RecordingCaller, ScriptedDecoder, llm_request
+from tests.llm.test_stop_strings import cut
 
 NO_ROWS = torch.zeros(0, 1)
 CONTEXT = 100
 
 
 class Stage:
-    """An LlmStep whose model says what `answers` has for the first id of a prompt, then ends its turn."""
+    """An LlmStep whose model says what `answers` has for the first id of a prompt, then ends its turn.
 
-    def __init__(self, folder: Path, step_s: float = 0.0) -> None:
+    With the engine "vllm" the model sits behind a stand-in for a vLLM server.
+    """
+
+    decoder: ScriptedDecoder
+
+    def __init__(self, folder: Path, board: CancelBoard, engine: str, step_s: float = 0.0) -> None:
         config = CheckpointConfig.from_checkpoint(folder)
         self.tokenizer = KimiTokenizer.from_checkpoint(folder, config)
         self.media_id = config.media_placeholder_token_id
         self.roles = TokenRoles.from_checkpoint(folder, config, self.tokenizer)
         self.answers: dict[int, list[int]] = {}
-        self.decoder = ScriptedDecoder(self.script, self.tokenizer.vocab_size, step_s)
-        engine = TransformersEngine(
-            self.decoder,
-            roles=self.roles,
-            media_token_id=self.media_id,
-            context_length=CONTEXT,
-            limits=EngineLimits(max_running=8, max_waiting=8, cache_tokens=1000),
-        )
-        self.step = LlmStep(engine, self.tokenizer, self.roles, self.media_id)
+        self.board = board
+        self.step = LlmStep(ENGINES[engine](self, step_s), self.tokenizer, self.roles, self.media_id, board)
         self.step.start()
+
+    def stop(self) -> None:
+        self.step.stop()
+        if isinstance(self.decoder, FakeVllm):
+            self.decoder.stop()
 
     def script(self, ids: list[int]) -> int:
         answer = self.answers[ids[0]]
@@ -76,22 +87,52 @@ class Stage:
         return caller
 
 
+def scripted_engine(stage: Stage, step_s: float) -> TransformersEngine:
+    stage.decoder = ScriptedDecoder(stage.script, stage.tokenizer.vocab_size, step_s)
+    return TransformersEngine(
+        stage.decoder,
+        roles=stage.roles,
+        media_token_id=stage.media_id,
+        context_length=CONTEXT,
+        limits=EngineLimits(max_running=8, max_waiting=8, cache_tokens=1000),
+    )
+
+
+def vllm_engine(stage: Stage, step_s: float) -> VllmEngine:
+    stage.decoder = FakeVllm(stage.script, stage.tokenizer.vocab_size, step_s, context=CONTEXT).start()
+    return VllmEngine(
+        (stage.decoder.url,),
+        body=RequestBody(rows_of, stage.roles, stage.media_id),
+        stop_ids=stage.roles.stop,
+        context_length=1000,
+        settings=VllmSettings(max_live=16, retry_after_s=0.01),
+    )
+
+
+ENGINES: dict[str, Callable[[Stage, float], Engine]] = {"transformers": scripted_engine, "vllm": vllm_engine}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
 def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
 @pytest.fixture
-def stages(tiny_k25: Path) -> Iterator[Callable[..., Stage]]:
+def stages(tiny_k25: Path, tmp_path: Path, engine: str) -> Iterator[Callable[..., Stage]]:
     started: list[Stage] = []
 
     def start(**settings: float) -> Stage:
-        started.append(Stage(tiny_k25, **settings))
+        started.append(Stage(tiny_k25, CancelBoard(tmp_path / "board"), engine, **settings))
         return started[-1]
 
     yield start
     for stage in started:
-        stage.step.stop()
+        stage.stop()
 
 
 @pytest.fixture
@@ -161,10 +202,10 @@ def test_h2_streamed_and_whole_answers_are_the_same_text(shared_stage: Stage, te
 
 
 @pytest.fixture(scope="module")
-def shared_stage(tiny_k25: Path) -> Iterator[Stage]:
-    stage = Stage(tiny_k25)
+def shared_stage(tiny_k25: Path, tmp_path_factory: pytest.TempPathFactory, engine: str) -> Iterator[Stage]:
+    stage = Stage(tiny_k25, CancelBoard(tmp_path_factory.mktemp("board")), engine)
     yield stage
-    stage.step.stop()
+    stage.stop()
 
 
 def test_log_probabilities_come_with_their_tokens(stage: Stage, stream: bool) -> None:
@@ -268,11 +309,37 @@ def test_g4_a_cancellation_by_id_stops_within_three_tokens(stages: Callable[...,
     assert not stage.step.cancel("mine")
 
 
+def test_g4_a_cancellation_on_the_board_stops_within_three_tokens(stages: Callable[..., Stage]) -> None:
+    stage = stages(step_s=0.02)
+    caller = stage.submit(stage.prompt("x" * 90), stream=True, request_id="mine")
+    wait_for(lambda: len(caller.answers) >= 5)
+    seen = caller.answers[-1].completion_tokens
+    stage.board.post("mine")
+    final = caller.wait()
+    assert final.finish_reason == "cancelled"
+    assert final.completion_tokens <= seen + 3
+    wait_for(lambda: stage.board.outcome("mine") is True)
+
+
+def test_g4_a_late_cancellation_does_not_hit_the_next_request_of_its_id(stage: Stage) -> None:
+    assert stage.submit(stage.prompt("ok"), request_id="1").wait().text == "ok"
+    stage.board.post("1")
+    wait_for(lambda: stage.board.outcome("1") is False)
+    assert stage.submit(stage.prompt("ok"), request_id="1").wait().text == "ok"
+
+
+def test_a_cancellation_is_left_for_the_steps_before_until_its_request_comes(stage: Stage) -> None:
+    stage.board.post("elsewhere")
+    time.sleep(5 * POLL_INTERVAL_S)
+    assert stage.board.is_posted("elsewhere")
+
+
 def test_g4_a_cancellation_can_come_before_its_request(stage: Stage, stream: bool) -> None:
-    assert not stage.step.cancel("later")
+    stage.board.post("later")
     final = stage.submit(stage.prompt("ok"), request_id="later", stream=stream).wait()
     assert (final.finish_reason, final.text, final.completion_tokens) == ("cancelled", "", 0)
     assert not stage.decoder.steps
+    assert stage.board.outcome("later") is True
     assert stage.submit(stage.prompt("ok"), request_id="later").wait().text == "ok"
 
 

@@ -12,9 +12,33 @@ from kimi_triton.llm.decoder import DeepseekDecoder
 from kimi_triton.llm.language_model import Progress, default_dtype, load_language_model
 from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.step import LlmStep
+from kimi_triton.llm.text_rows import TextRows
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.transformers_engine import TransformersEngine
+from kimi_triton.llm.vllm_body import RequestBody
+from kimi_triton.llm.vllm_engine import VllmEngine, VllmSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
+
+
+def vllm_step(
+    checkpoint: Checkpoint,
+    urls: tuple[str, ...],
+    settings: VllmSettings | None = None,
+    board: CancelBoard | None = None,
+) -> LlmStep:
+    """An LlmStep, not started yet, whose language model runs in the vLLM servers at `urls`."""
+    config = checkpoint.config
+    tokenizer = KimiTokenizer.from_checkpoint(checkpoint.folder, config)
+    roles = TokenRoles.from_checkpoint(checkpoint.folder, config, tokenizer)
+    media_id = config.media_placeholder_token_id
+    engine = VllmEngine(
+        urls,
+        body=RequestBody(TextRows(checkpoint), roles, media_id),
+        stop_ids=roles.stop,
+        context_length=config.max_position_embeddings,
+        settings=settings or VllmSettings(),
+    )
+    return LlmStep(engine, tokenizer, roles, media_id, board)
 
 
 def transformers_step(

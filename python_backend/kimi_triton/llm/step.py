@@ -14,9 +14,9 @@ import torch
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.llm.answer import Caller
 from kimi_triton.llm.answer_text import AnswerText
-from kimi_triton.llm.early_cancels import EarlyCancels
 from kimi_triton.llm.engine import Engine, TokenRequest, as_kimi_error
 from kimi_triton.llm.generation import Generation
+from kimi_triton.llm.recent_ids import RecentIds
 from kimi_triton.llm.request import LlmRequest, check_prompt
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.text.options import GenerationOptions
@@ -47,7 +47,7 @@ class LlmStep:
         self._media_token_id = media_token_id
         self._board = board
         self._read_from_board: set[str] = set()
-        self._early_cancels = EarlyCancels()
+        self._arrived = RecentIds()
         self._watched: dict[str, Generation] = {}
         self._changed = threading.Condition()
         self._stopping = False
@@ -80,24 +80,21 @@ class LlmStep:
         return request_id
 
     def _hand_over(self, request: TokenRequest, generation: Generation) -> None:
-        with self._changed:
-            is_wanted = not self._early_cancels.arrive(request.request_id)
-            if is_wanted:
+        request_id = request.request_id
+        with self._changed:  # no look at the board comes between our own look and the engine
+            is_cancelled = self._board is not None and self._board.is_posted(request_id)
+            self._arrived.add(request_id)
+            if not is_cancelled:
                 self.engine.submit(request, generation)
-                self._watched[request.request_id] = generation
+                self._watched[request_id] = generation
                 self._changed.notify()
-        if not is_wanted:
-            if self._board is not None:
-                self._board.settle(request.request_id, was_running=True)
+        if self._board is not None and is_cancelled:
+            self._board.settle(request_id, was_running=True)
             generation.on_end("cancelled")
 
     def cancel(self, request_id: str) -> bool:
-        """End the request of this id; false when it is not live here (yet: then it ends as soon as it comes)."""
-        with self._changed:
-            if self.engine.cancel(request_id):
-                return True
-            self._early_cancels.cancel(request_id)
-            return False
+        """End the request of this id; false when it is not live here."""
+        return self.engine.cancel(request_id)
 
     def _prepare(self, request: LlmRequest, request_id: str, caller: Caller) -> tuple[TokenRequest, Generation]:
         options = GenerationOptions.from_json(request.generation)
@@ -147,10 +144,10 @@ class LlmStep:
                 request_id = board.posted_id(name)
                 if request_id is None:
                     continue
-                if self.cancel(request_id):
-                    board.settle(request_id, was_running=True)
-                elif self._early_cancels.has_arrived(request_id):
-                    board.settle(request_id, was_running=False)
+                with self._changed:
+                    is_live, has_come = self.cancel(request_id), request_id in self._arrived
+                if has_come:
+                    board.settle(request_id, was_running=is_live)
             self._read_from_board = names
         except OSError:
             logger.exception("cancellations cannot be read from %s", board.folder)

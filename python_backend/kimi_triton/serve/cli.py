@@ -16,7 +16,7 @@ from kimi_triton import __version__
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
 from kimi_triton.serve.launch import launch
-from kimi_triton.serve.options import DTYPES, ServeOptions
+from kimi_triton.serve.options import DTYPES, LLMS, ServeOptions
 from kimi_triton.serve.repository import write_repository
 from kimi_triton.vision.layout import PARALLEL
 
@@ -123,6 +123,18 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(parser, "vision_workers", type=int, help="processes of a data or tensor group on the CPU; 0: two")
     _add(parser, "vision_stall_timeout_s", type=int, help="seconds without progress until workers are replaced")
     _add(parser, "image_cache_bytes", type=int, help="encoded images that each vision instance remembers; 0: none")
+    _add(parser, "llm", choices=LLMS, help="what runs the language model: this server, or vLLM servers")
+    _add(
+        parser,
+        "llm_url",
+        action="extend",
+        nargs="+",
+        metavar="URL",
+        help="vLLM servers of this checkpoint: http://host:8000 ...",
+    )
+    _add(parser, "llm_timeout_s", type=int, help="seconds of silence until a vLLM server is taken for dead")
+    _add(parser, "llm_max_running", type=int, help="requests that are decoded together")
+    _add(parser, "llm_max_waiting", type=int, help="requests that may wait for these; more are refused")
     _add(parser, "preprocess_instances", type=int, help="processes that decode images")
 
 

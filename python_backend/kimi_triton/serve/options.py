@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,8 @@ from typing import Literal
 from kimi_triton.vision.layout import Parallel
 from kimi_triton.vision.options import IMAGE_CACHE_BYTES
 
+Llm = Literal["transformers", "vllm"]
+LLMS: tuple[Llm, ...] = ("transformers", "vllm")
 Dtype = Literal["auto", "bfloat16", "float32"]
 DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 
@@ -33,6 +36,11 @@ class ServeOptions:
     vision_workers: int = 0  # processes of each data or tensor group on the CPU; 0: two
     vision_stall_timeout_s: int = 60  # a worker that gets no further for so long is replaced
     image_cache_bytes: int = IMAGE_CACHE_BYTES  # of each vision instance; 0 turns the cache off
+    llm: Llm = "transformers"  # vllm: the language model runs in vLLM servers, see `kimi-triton llm-command`
+    llm_url: Sequence[str] | None = None  # of vLLM servers
+    llm_timeout_s: int = 60  # silence after which a vLLM server is taken for dead
+    llm_max_running: int = 16  # requests decoded together
+    llm_max_waiting: int = 256  # requests beyond these; more are refused
     preprocess_instances: int = 2
     start_timeout_s: float = 900.0
     log_file: Path | None = None  # the server's own log; None: a file in the run folder

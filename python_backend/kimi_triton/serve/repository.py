@@ -11,6 +11,7 @@ from tritonclient.grpc import model_config_pb2
 
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.errors import ConfigError
+from kimi_triton.serve.language import choose_engine
 from kimi_triton.serve.options import ServeOptions
 from kimi_triton.serve.placement import place_vision
 from kimi_triton.serve.wiring import check_wiring
@@ -64,6 +65,7 @@ def _fill(
         _set(models[name], dtype=options.dtype)
     _set(models["preprocess"], max_images=options.max_images)
     _set(models["moonvit"], max_patches_per_forward=options.max_patches_per_forward)
+    choose_engine(models["llm"], options)
     place_vision(models["moonvit"], options, config.vision)
     _set(models["kimi_vl_unary"], grpc_url=f"{_loopback(options.host)}:{grpc_port}")
     models["preprocess"].instance_group[0].count = options.preprocess_instances
