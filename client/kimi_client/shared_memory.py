@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,7 +95,8 @@ class SharedInputs:
 
 def _write(elements: Sequence[bytes]) -> tuple[Region, SharedMemory]:
     packed = pack_bytes(elements)
-    segment = SharedMemory(create=True, size=len(packed))
+    name = f"kimi_client_{os.getpid()}_{uuid.uuid4().hex[:12]}"  # tells whose it is, should it ever be left behind
+    segment = SharedMemory(name, create=True, size=len(packed))
     assert segment.buf is not None  # it is None only after close
     segment.buf[: len(packed)] = packed
     return Region(segment.name, len(packed)), segment
