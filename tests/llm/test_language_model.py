@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.llm.test_quantization import pack
 from torch import Tensor
 from transformers import Kimi_K25ForConditionalGeneration
 
@@ -21,6 +20,7 @@ from kimi_triton.errors import ConfigError
 from kimi_triton.inventory import language_tensors
 from kimi_triton.llm.expert_weights import ExpertWeights
 from kimi_triton.llm.language_model import load_language_model
+from tests.llm.test_quantization import pack
 
 CPU = torch.device("cpu")
 QUANTIZATION = {

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.llm.scripted import greedy
 
 from kimi_triton.llm.sampling import TokenSampler, sample
 from kimi_triton.text.options import GenerationOptions
+from tests.llm.scripted import greedy
 
 VOCAB = 12
 NOTHING_BLOCKED = torch.zeros(VOCAB, dtype=torch.bool)

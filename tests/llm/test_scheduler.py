@@ -6,10 +6,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.llm.scripted import RecordingSink, token_request
 
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.scheduler import EngineLimits, LiveRequest, Scheduler
+from tests.llm.scripted import RecordingSink, token_request
 
 
 def live(num_prompt: int, max_tokens: int = 8) -> LiveRequest:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.llm.scripted import RecordingCaller, llm_request
 from torch import Tensor
 from transformers import DeepseekV3ForCausalLM, Kimi_K25ForConditionalGeneration
 
@@ -21,6 +20,7 @@ from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.step import LlmStep
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.text.tokenizer import KimiTokenizer
+from tests.llm.scripted import RecordingCaller, llm_request
 
 CPU = torch.device("cpu")
 GRID = (1, 4, 4)

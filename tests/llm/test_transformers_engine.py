@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.llm.scripted import RecordingSink, Script, ScriptedDecoder, greedy, token_request
 
 from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, Unavailable
 from kimi_triton.llm.engine import Token
 from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.transformers_engine import TransformersEngine
+from tests.llm.scripted import RecordingSink, Script, ScriptedDecoder, greedy, token_request
 
 EOS, IM_END, MEDIA, BLOCKED = 501, 502, 503, 504
 ROLES = TokenRoles(
