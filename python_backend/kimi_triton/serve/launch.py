@@ -12,8 +12,9 @@ from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.preprocess.pipeline import Preprocessor
 from kimi_triton.serve.installation import find_server
 from kimi_triton.serve.options import ServeOptions
+from kimi_triton.serve.ports import Ports
 from kimi_triton.serve.repository import write_repository
-from kimi_triton.serve.server import Ports, TritonServer
+from kimi_triton.serve.server import TritonServer
 
 
 @contextmanager

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Triton server process: start, wait until every model is ready, stop, leave nothing behind."""
+"""One Triton server process: start, wait until every model is ready, restart, stop, leave nothing behind.
+
+Models are loaded on command, so that one which died can be replaced. Triton's repository API, which does that, would
+let any caller unload models; it asks for a secret that only this process knows, as do the trace and log settings.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,46 +20,20 @@ import urllib.error
 import urllib.request
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_triton.errors import ConfigError
 from kimi_triton.progress import parse_progress
 from kimi_triton.serve.installation import ServerInstallation
+from kimi_triton.serve.ports import Ports
+from kimi_triton.serve.segments import Segments
 
 EXIT_TIMEOUT_S = 5  # Triton lets requests finish for so long
 KILL_AFTER_S = EXIT_TIMEOUT_S + 2.5
-SHM = Path("/dev/shm")
+TIED = Path(__file__).with_name("tied.py")
+ADMIN_HEADER = "kimi-triton-admin"
+RESTRICTED = "model-repository,trace,logging"
 LOAD_ERROR = re.compile(r"failed to load '(\w+)' version \d+: (.+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """TCP ports of one server."""
-
-    http: int
-    grpc: int
-    metrics: int
-
-    @classmethod
-    def choose(cls, host: str, http: int, grpc: int, metrics: int) -> Ports:
-        """Ports as asked for; 0 becomes a free one. Raises ConfigError when one is taken."""
-        sockets = [_bound(host, name, port) for name, port in (("http", http), ("gRPC", grpc), ("metrics", metrics))]
-        ports = [listener.getsockname()[1] for listener in sockets]
-        for listener in sockets:
-            listener.close()
-        return cls(*ports)
-
-
-def _bound(host: str, name: str, port: int) -> socket.socket:
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as exc:
-        listener.close()
-        raise ConfigError(f"{name} port {port} on {host} cannot be used: {exc.strerror}") from exc
-    return listener
 
 
 class TritonServer:
@@ -65,13 +43,21 @@ class TritonServer:
         self, installation: ServerInstallation, repository: Path, host: str, ports: Ports, log_file: Path
     ) -> None:
         self.host, self.ports = host, ports
-        self._shm_prefix = f"kimi_triton_{os.getpid()}_{ports.http}_"
+        self.segments = Segments()
+        self.admin_key = secrets.token_hex(16)
         self._recent: deque[str] = deque(maxlen=200)
         self._on_progress: Callable[[str, float], None] | None = None
         self._log = log_file.open("w", encoding="utf-8")
+        self._arguments = self._command(installation, repository)
+        self._environment = _environment(installation)
+        self._start()
+
+    def _start(self) -> None:
+        """From a thread that lasts: the server is killed when the thread that started it ends."""
+        self._recent.clear()
         self.process = subprocess.Popen(
-            self._command(installation, repository),
-            env=_environment(installation),
+            [sys.executable, "-I", "-S", str(TIED), str(os.getpid()), *self._arguments],
+            env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -112,28 +98,39 @@ class TritonServer:
             if self.process.poll() is not None:
                 self._reader.join(timeout=2)
                 raise ConfigError(self._reason())
-            if is_stopped() or _is_ready(self.http_url):
+            if is_stopped() or self.is_ready:
                 return
             time.sleep(0.1)
         raise ConfigError(f"the server was not ready after {timeout_s:.0f} s; {self._reason()}")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model is loaded. It stays true when one dies."""
+        return _is_ready(self.http_url)
+
+    def restart(self) -> None:
+        """Replace the process at once; requests that it holds end with their connections."""
+        self._end()
+        self._start()
 
     def stop(self) -> None:
         """End the server and everything it started, within KILL_AFTER_S and a little."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=KILL_AFTER_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-        with contextlib.suppress(ProcessLookupError):  # stubs that outlived the server share its session
+        self._end()
+        self._log.close()
+        self.segments.remove()
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):  # its stubs share its session
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         self._reader.join(timeout=2)
         if self.process.stdout is not None:
             self.process.stdout.close()
-        self._log.close()
-        for segment in SHM.glob(f"{self._shm_prefix}*"):
-            segment.unlink(missing_ok=True)
+        self.segments.remove_contents()
 
     def _command(self, installation: ServerInstallation, repository: Path) -> list[str]:
         command = [
@@ -147,7 +144,11 @@ class TritonServer:
             f"--metrics-port={self.ports.metrics}",
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             "--disable-auto-complete-config",  # the files are complete, and asking each model would import it twice
-            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self.segments.prefix}",
+            "--model-control-mode=explicit",
+            "--load-model=*",
+            f"--http-restricted-api={RESTRICTED}:{ADMIN_HEADER}={self.admin_key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:{ADMIN_HEADER}={self.admin_key}",
         ]
         if installation.backend_directory is not None:
             command.append(f"--backend-directory={installation.backend_directory}")

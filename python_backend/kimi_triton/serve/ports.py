@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ports of one server."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from kimi_triton.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """TCP ports of one server."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+    @classmethod
+    def choose(cls, host: str, http: int, grpc: int, metrics: int) -> Ports:
+        """Ports as asked for; 0 becomes a free one. Raises ConfigError when one is taken."""
+        sockets = [_bound(host, name, port) for name, port in (("http", http), ("gRPC", grpc), ("metrics", metrics))]
+        ports = [listener.getsockname()[1] for listener in sockets]
+        for listener in sockets:
+            listener.close()
+        return cls(*ports)
+
+
+def _bound(host: str, name: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"{name} port {port} on {host} cannot be used: {exc.strerror}") from exc
+    return listener
