@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -15,10 +17,15 @@ from types import FrameType
 from kimi_triton import __version__
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
+from kimi_triton.serve.health import HealthPage, check_health, is_usable
 from kimi_triton.serve.launch import launch
 from kimi_triton.serve.options import DTYPES, LLMS, ServeOptions
 from kimi_triton.serve.repository import write_repository
+from kimi_triton.serve.server import TritonServer
+from kimi_triton.serve.watch import Watcher
 from kimi_triton.vision.layout import PARALLEL
+
+LOOK_EVERY_S = 0.25
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(**values: object) -> int:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT or SIGTERM; whatever dies meanwhile is replaced."""
     options = ServeOptions(**values)  # type: ignore[arg-type]
     stopping = _StopSignal()
     with (
@@ -42,13 +49,21 @@ def serve(**values: object) -> int:
     ):
         if stopping.is_set():
             return 130
-        print(_endpoints(server.http_url, server.grpc_url, server.metrics_url), flush=True)
-        while not stopping.is_set() and server.process.poll() is None:
-            time.sleep(0.2)
-        if not stopping.is_set():
-            raise ConfigError(f"the server ended by itself with code {server.process.poll()}")
+        watcher = Watcher(server, _note)
+        with closing(HealthPage(options.host, options.health_port, watcher.health)) as page, closing(watcher):
+            print(_endpoints(server, page.url), flush=True)
+            while not stopping.is_set():
+                watcher.look()
+                time.sleep(LOOK_EVERY_S)
         print("kimi-triton: stopping", flush=True)
     return 0
+
+
+def health(host: str, http_port: int, timeout_s: float) -> int:
+    """Ask every stage of a running server for a tiny answer; exit code 0 when all of them give one."""
+    state = check_health(f"{host}:{http_port}", timeout_s)
+    print(json.dumps(state, indent=2))
+    return 0 if is_usable(state) else 1
 
 
 def write(model_repository: Path, checkpoint: Path, **values: object) -> int:
@@ -80,10 +95,16 @@ def _show_progress(step: str, share: float) -> None:
     print(f"loading {step:<8} [{bar:<20}] {share:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
-def _endpoints(http: str, grpc: str, metrics: str) -> str:
+def _note(line: str) -> None:
+    print(f"kimi-triton: {line}", file=sys.stderr, flush=True)
+
+
+def _endpoints(server: TritonServer, health_url: str) -> str:
+    http = server.http_url
     body = '{"text_input": "What can you do?", "max_tokens": 32}'
     return (
-        f"ready\n  HTTP     http://{http}\n  gRPC     {grpc}\n  metrics  http://{metrics}/metrics\n"
+        f"ready\n  HTTP     http://{http}\n  gRPC     {server.grpc_url}\n"
+        f"  metrics  http://{server.metrics_url}/metrics\n  health   http://{health_url}/ready\n"
         f"ask it:\n  curl -s http://{http}/v2/models/kimi_vl/generate -d '{body}'"
     )
 
@@ -97,11 +118,17 @@ def _parser() -> argparse.ArgumentParser:
     serving.set_defaults(command=serve)
     _add_options(serving)
     serving.add_argument("--model-repository", type=Path, help="keep the written repository in this folder")
-    for name in ("http_port", "metrics_port"):
+    for name in ("http_port", "metrics_port", "health_port"):
         _add(serving, name, type=int, help="0: the system chooses")
     _add(serving, "start_timeout_s", type=float, help="seconds until every model must be ready")
     serving.add_argument("--log-file", type=Path, help="where the server's own log goes")
     serving.add_argument("--verbose", action="store_true", help="print where the time of the start goes")
+
+    asking = commands.add_parser("health", help="ask every stage of a running server", formatter_class=_HELP)
+    asking.set_defaults(command=health)
+    _add(asking, "host", help="of the server")
+    _add(asking, "http_port", type=int, help="of the server")
+    asking.add_argument("--timeout-s", type=float, default=10.0, help="seconds to wait for an answer")
 
     writing = commands.add_parser("write-repository", help="write a model repository", formatter_class=_HELP)
     writing.set_defaults(command=write)

@@ -27,6 +27,7 @@ class ServeOptions:
     http_port: int = 8000
     grpc_port: int = 8001
     metrics_port: int = 8002
+    health_port: int = 0  # of /live and /ready
     dtype: Dtype = "auto"  # of vision and language weights; auto: as stored in the checkpoint
     max_images: int = 64  # of one request
     max_patches_per_forward: int = 16384  # of one pass through the vision tower
