@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about drawn pictures, with the answers: one number, a scene, or two or three images in one prompt."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from kimi_triton.demo.numbers import draw_number
+from kimi_triton.demo.pictures import Picture
+from kimi_triton.demo.scans import Part, pick_scans
+from kimi_triton.demo.scenes import COLOURS, SHAPES, draw_scene
+
+Kind = Literal["numbers", "shapes", "multi_image"]
+MAX_DIGITS = 8
+MAX_SHAPES = 6
+ORDINALS = ("first", "second", "third")
+READ_NUMBER = ("What number is this?", "Read the number.", "What number is written here?")
+LARGER = "Which image shows the larger number?"
+LARGEST = "Which image shows the largest number?"
+CONTENTS = "What is in this picture?"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exercise:
+    """A question about pictures and the answer a perfect model gives."""
+
+    kind: Kind
+    pictures: tuple[Picture, ...]
+    question: str
+    answer: str
+
+
+def number_exercise(
+    rng: random.Random, part: Part, max_digits: int = MAX_DIGITS, freedom: float = 1.0, warp: float = 0.0
+) -> Exercise:
+    """Read 1 to `max_digits` digits."""
+    number = _number(rng, rng.randint(1, max_digits))
+    picture = draw_number(rng, pick_scans(rng, part, number), freedom, warp)
+    return Exercise("numbers", (picture,), rng.choice(READ_NUMBER), number)
+
+
+def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0) -> Exercise:
+    """Two or three numbers: read one of them, or find the largest."""
+    numbers = [_number(rng, rng.randint(1, 3)) for _ in range(rng.choice((2, 3)))]
+    pictures = tuple(draw_number(rng, pick_scans(rng, part, number), 0.7, warp) for number in numbers)
+    values = [int(number) for number in numbers]
+    if values.count(max(values)) == 1 and rng.random() < 0.5:
+        question = LARGER if len(numbers) == 2 else LARGEST
+        answer = f"{', '.join(numbers)}: the {ORDINALS[values.index(max(values))]}"
+    else:
+        index = rng.randrange(len(numbers))
+        question, answer = f"Read the {ORDINALS[index]} image.", numbers[index]
+    return Exercise("multi_image", pictures, question, answer)
+
+
+def scene_exercise(rng: random.Random, max_shapes: int = MAX_SHAPES) -> Exercise:
+    """Count shapes, or name colours and shapes."""
+    picture = draw_scene(rng, rng.randint(1, max_shapes))
+    question, answer = rng.choice((_contents, _count_all, _count_shape, _count_colour, _colour_of, _shape_of))(
+        rng, picture
+    )
+    return Exercise("shapes", (picture,), question, answer)
+
+
+def _number(rng: random.Random, length: int) -> str:
+    """`length` digits; a longer number does not begin with 0."""
+    return str(rng.randrange(10 ** (length - 1), 10**length)) if length > 1 else str(rng.randrange(10))
+
+
+def _contents(rng: random.Random, picture: Picture) -> tuple[str, str]:  # noqa: ARG001 (one signature for all)
+    counts = Counter((mark.colour, mark.shape) for mark in picture.marks)
+    groups = [
+        f"{counts[colour, shape]} {colour} {shape}{'s' * (counts[colour, shape] > 1)}"
+        for colour in COLOURS
+        for shape in SHAPES
+        if counts[colour, shape]
+    ]
+    return CONTENTS, ", ".join(groups)
+
+
+def _count_all(rng: random.Random, picture: Picture) -> tuple[str, str]:  # noqa: ARG001
+    return "How many shapes are there?", str(len(picture.marks))
+
+
+def _count_shape(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    shape = rng.choice((*SHAPES, *(str(mark.shape) for mark in picture.marks)))
+    return f"How many {shape}s are there?", str(sum(mark.shape == shape for mark in picture.marks))
+
+
+def _count_colour(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    colour = rng.choice((*COLOURS, *(str(mark.colour) for mark in picture.marks)))
+    return f"How many {colour} shapes are there?", str(sum(mark.colour == colour for mark in picture.marks))
+
+
+def _colour_of(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    shapes = Counter(mark.shape for mark in picture.marks)
+    alone = [mark for mark in picture.marks if shapes[mark.shape] == 1]
+    if not alone:
+        return _count_shape(rng, picture)
+    mark = rng.choice(alone)
+    return f"What colour is the {mark.shape}?", str(mark.colour)
+
+
+def _shape_of(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    colours = Counter(mark.colour for mark in picture.marks)
+    alone = [mark for mark in picture.marks if colours[mark.colour] == 1]
+    if not alone:
+        return _count_colour(rng, picture)
+    mark = rng.choice(alone)
+    return f"What shape is {mark.colour}?", str(mark.shape)
+
+
+def vocabulary() -> list[str]:
+    """Every text that questions, answers and the prompt around them are made of."""
+    texts = [*READ_NUMBER, LARGER, LARGEST, CONTENTS, "How many shapes are there?", "1, 2: the first", "user"]
+    texts += ["assistant", "system", "image", "\n"]
+    texts += [f"Read the {ordinal} image. the {ordinal}" for ordinal in ORDINALS]
+    about_shapes = "How many {0}s are there? What colour is the {0}? What shape is red? {0}"
+    texts += [about_shapes.format(shape) for shape in SHAPES]
+    texts += [f"1 {shape}, 2 {shape}s" for shape in SHAPES]
+    texts += [f"How many {colour} shapes? 1 {colour}" for colour in COLOURS] + list(COLOURS) + list(SHAPES)
+    return texts
