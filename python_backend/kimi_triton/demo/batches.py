@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From exercises to the tensors of one training step, through the server's own preprocessing and prompt code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kimi_triton.config import PATCH_SIZE
+from kimi_triton.demo.pictures import Picture
+from kimi_triton.demo.questions import MAX_DIGITS, Exercise
+from kimi_triton.demo.scenes import COLOURS, SHAPES
+from kimi_triton.preprocess.patches import Grid, image_to_patches
+from kimi_triton.preprocess.settings import ImageSettings
+from kimi_triton.text.messages import user_message
+from kimi_triton.text.prompt import build_prompt
+from kimi_triton.text.special_tokens import IM_END, MEDIA_PAD, THINK_END
+from kimi_triton.text.tokenizer import KimiTokenizer
+
+IGNORED = -100  # cross_entropy skips this label
+# What a patch can hold the centre of: nothing, a digit or a shape.
+NUM_KINDS = 1 + 10 + len(SHAPES)
+NUM_PLACES, NUM_COLOURS = MAX_DIGITS, len(COLOURS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Packed inputs and targets of some exercises."""
+
+    pixel_values: Tensor  # (patches, 3, 14, 14) uint8
+    grids: list[Grid]
+    patch_labels: Tensor  # (patches, 3): kind, place in the number, colour of what has its centre there
+    input_ids: Tensor  # (tokens,), one prompt with its answer behind the other
+    lengths: list[int]
+    image_rows: Tensor  # which tokens are image tokens
+    answer_rows: Tensor  # tokens that predict a token of an answer
+    answer_ids: Tensor  # what they should predict
+    answer_lengths: list[int]
+
+
+def make_batch(
+    exercises: Sequence[Exercise], thinking: Sequence[bool], tokenizer: KimiTokenizer, settings: ImageSettings
+) -> Batch:
+    """`thinking` says for each exercise which of the two prompt endings is used; the thought is always empty."""
+    patches = [image_to_patches(p.image, 0, settings) for exercise in exercises for p in exercise.pictures]
+    labels = [
+        _patch_labels(picture, item.grid)
+        for picture, item in zip((p for e in exercises for p in e.pictures), patches, strict=True)
+    ]
+    grids = iter([item.grid for item in patches])
+    ids: list[int] = []
+    lengths, answer_rows, answer_ids, answer_lengths = [], [], [], []
+    for exercise, thinks in zip(exercises, thinking, strict=True):
+        own = [next(grids) for _ in exercise.pictures]
+        message = user_message(exercise.question, len(own))
+        prompt = build_prompt([message], own, tokenizer, settings.family, thinks)
+        answer = answer_tokens(exercise.answer, thinks, tokenizer)
+        answer_rows += range(len(ids) + len(prompt) - 1, len(ids) + len(prompt) + len(answer) - 1)
+        answer_ids += answer
+        answer_lengths.append(len(answer))
+        lengths.append(len(prompt) + len(answer) - 1)
+        ids += prompt + answer[:-1]
+    input_ids = torch.tensor(ids)
+    return Batch(
+        pixel_values=torch.from_numpy(np.concatenate([item.pixel_values for item in patches])),
+        grids=[item.grid for item in patches],
+        patch_labels=torch.from_numpy(np.concatenate(labels)),
+        input_ids=input_ids,
+        lengths=lengths,
+        image_rows=input_ids == tokenizer.special(MEDIA_PAD),
+        answer_rows=torch.tensor(answer_rows),
+        answer_ids=torch.tensor(answer_ids),
+        answer_lengths=answer_lengths,
+    )
+
+
+def answer_tokens(answer: str, thinking: bool, tokenizer: KimiTokenizer) -> list[int]:
+    """The ids that should follow the prompt; a prompt that opened a thought gets it closed at once."""
+    closing = [tokenizer.special(THINK_END)] if thinking else []
+    return [*closing, *tokenizer.encode(answer), tokenizer.special(IM_END)]
+
+
+def _patch_labels(picture: Picture, grid: Grid) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    _, height, width = grid
+    labels = np.full((height, width, 3), IGNORED, np.int64)
+    labels[..., 0] = 0
+    for mark in picture.marks:
+        row, column = min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))
+        if mark.digit is not None:
+            labels[row, column] = (1 + mark.digit, IGNORED if mark.place is None else mark.place, IGNORED)
+        else:
+            labels[row, column] = (
+                11 + SHAPES.index(str(mark.shape)),
+                IGNORED,
+                list(COLOURS).index(str(mark.colour)),
+            )
+    return labels.reshape(-1, 3)

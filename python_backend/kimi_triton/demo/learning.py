@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loss of a batch, one step of AdamW, and the averaged weights that are shipped in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kimi_triton.config import CheckpointConfig
+from kimi_triton.demo.batches import IGNORED, NUM_COLOURS, NUM_KINDS, NUM_PLACES, Batch
+from kimi_triton.demo.trainable import ROUTER_BIAS, Weights, hidden_states, image_embeds, initial_weights
+
+LEARNING_RATE = 1e-3
+WARM_UP = 100  # steps
+COOL_DOWN = 0.35  # the last part of all steps, in which the learning rate falls to zero
+HINTS = 0.3  # weight of the hints beside the answer
+EMPTY = 0.05  # weight of a patch without anything in the hints: nearly all are
+EMA_DECAY = 0.99
+EMA_EVERY = 5  # steps
+
+
+class Learner:
+    """Weights, optimiser and average. `hints` are linear readers of the vision tower that only training has.
+
+    They are told which digit or shape has its centre in a patch, and where in the number it stands: a picture brings
+    hundreds of such labels, its answer only a few tokens. Without them reading freely placed digits takes hours.
+    """
+
+    def __init__(self, config: CheckpointConfig, seed: int, steps: int) -> None:
+        torch.manual_seed(seed)
+        self.config = config
+        self.steps = steps
+        self.step = 0
+        self.weights = initial_weights(config, seed)
+        width = config.vision.hidden_size
+        self.hints = [torch.zeros(size, width).requires_grad_() for size in (NUM_KINDS, NUM_PLACES, NUM_COLOURS)]
+        trained = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
+        matrices = [weight for name, weight in trained.items() if weight.ndim > 1 and "embed" not in name]
+        others = [weight for name, weight in trained.items() if weight.ndim == 1 or "embed" in name]
+        self.parameters = matrices + others + self.hints
+        self.optimiser = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.05}, {"params": others + self.hints, "weight_decay": 0.0}],
+            lr=LEARNING_RATE,
+            betas=(0.9, 0.98),
+            fused=True,
+        )
+        self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    def learn(self, batch: Batch) -> tuple[float, float]:
+        """One step; returns the loss of the answers and of the hints."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = LEARNING_RATE * self._rate()
+        logits, tower = answer_logits(in_bfloat16(self.weights), self.config, batch)
+        hints = self._hint_loss(tower, batch.patch_labels)
+        loss = F.cross_entropy(logits.float(), batch.answer_ids)
+        (loss + HINTS * hints).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        if self.step % EMA_EVERY == 0:
+            self._update_average()
+        return loss.item(), hints.item()
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "weights": self.weights,
+            "hints": self.hints,
+            "average": self.average,
+            "optimiser": self.optimiser.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        for name, weight in state["weights"].items():
+            self.weights[name].copy_(weight)
+            self.average[name].copy_(state["average"][name])
+        for own, saved in zip(self.hints, state["hints"], strict=True):
+            own.copy_(saved)
+        self.optimiser.load_state_dict(state["optimiser"])
+
+    def _rate(self) -> float:
+        left = (self.steps - self.step) / (COOL_DOWN * self.steps)
+        return max(0.0, min(1.0, left, (self.step + 1) / WARM_UP))
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        decay = min(EMA_DECAY, self.step / (self.step + 100))
+        for name, average in self.average.items():
+            average.lerp_(self.weights[name], 1 - decay)
+
+    def _hint_loss(self, tower: Tensor, labels: Tensor) -> Tensor:
+        kinds, places, colours = (F.linear(tower, hint.to(tower.dtype)).float() for hint in self.hints)
+        rarity = torch.ones(NUM_KINDS)
+        rarity[0] = EMPTY
+        loss = F.cross_entropy(kinds, labels[:, 0], weight=rarity)
+        for logits, wanted in ((places, labels[:, 1]), (colours, labels[:, 2])):
+            if bool((wanted != IGNORED).any()):
+                loss = loss + F.cross_entropy(logits, wanted, ignore_index=IGNORED)
+        return loss
+
+
+def in_bfloat16(weights: Weights) -> Weights:
+    """Copies to compute with; their gradients reach the fp32 originals."""
+    return {name: weight if name.endswith(ROUTER_BIAS) else weight.bfloat16() for name, weight in weights.items()}
+
+
+def answer_logits(weights: Weights, config: CheckpointConfig, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(answer tokens, vocab_size) logits, and the vision tower's last hidden states."""
+    embeds, tower = image_embeds(weights, config, batch.pixel_values, batch.grids)
+    rows = F.embedding(batch.input_ids, weights["language_model.model.embed_tokens.weight"])
+    rows = rows.masked_scatter(batch.image_rows[:, None], embeds.to(rows.dtype))
+    hidden = hidden_states(weights, config, rows, batch.lengths)
+    return F.linear(hidden[batch.answer_rows], weights["language_model.lm_head.weight"]), tower
+
+
+@torch.no_grad()
+def score(weights: Weights, config: CheckpointConfig, batch: Batch) -> list[list[bool]]:
+    """For each answer, which of its tokens are the likeliest given the right ones before: all of them are exactly when
+    greedy decoding gives the answer."""
+    logits, _ = answer_logits(in_bfloat16(weights), config, batch)
+    right = (logits.argmax(-1) == batch.answer_ids).split(batch.answer_lengths)
+    return [answer.tolist() for answer in right]
