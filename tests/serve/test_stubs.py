@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stubs are found by parent and command line; a zombie counts as dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from kimi_triton.serve.stubs import Stub, find_stubs, is_alive
+
+
+def test_a_stub_is_found_with_its_model_and_segment(tmp_path: Path) -> None:
+    program = tmp_path / "triton_python_backend_stub"
+    program.symlink_to(sys.executable)
+    script = tmp_path / "repository" / "moonvit" / "1" / "model.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import time; print(flush=True); time.sleep(60)")
+    with subprocess.Popen([program, script, "segment_7", "1048576"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert Stub(process.pid, "moonvit", "segment_7") in find_stubs(os.getpid())
+        assert find_stubs(process.pid) == []
+        process.kill()
+
+
+def test_a_zombie_is_not_alive() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert is_alive(process.pid)
+        process.send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while is_alive(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert process.returncode is None  # not collected yet, so it is a zombie
+        assert not is_alive(process.pid)
