@@ -17,6 +17,7 @@ from types import FrameType
 from kimi_triton import __version__
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
+from kimi_triton.llm.vllm_command import VllmCommand
 from kimi_triton.serve.health import HealthPage, check_health, is_usable
 from kimi_triton.serve.launch import launch
 from kimi_triton.serve.options import DTYPES, LLMS, ServeOptions
@@ -71,6 +72,12 @@ def write(model_repository: Path, checkpoint: Path, **values: object) -> int:
     options = ServeOptions(checkpoint=checkpoint, **values)  # type: ignore[arg-type]
     write_repository(model_repository, options, Checkpoint(checkpoint).config, options.grpc_port)
     print(f"wrote {model_repository}")
+    return 0
+
+
+def llm_command(**values: object) -> int:
+    """Print how to start vLLM, one line for each machine."""
+    print("\n".join(VllmCommand(**values).lines()))  # type: ignore[arg-type]
     return 0
 
 
@@ -134,11 +141,33 @@ def _parser() -> argparse.ArgumentParser:
     writing.set_defaults(command=write)
     writing.add_argument("model_repository", type=Path)
     _add_options(writing)
+
+    starting = commands.add_parser("llm-command", help="print how to start vLLM for --llm vllm", formatter_class=_HELP)
+    starting.set_defaults(command=llm_command)
+    _add_checkpoint(starting)
+    sizes = {field.name: field.default for field in fields(VllmCommand) if field.name != "checkpoint"}
+    for name, default in sizes.items():
+        starting.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=_SIZES[name])
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+_SIZES = {
+    "tensor_parallel_size": "GPUs that share each layer",
+    "pipeline_parallel_size": "groups of GPUs that share the layers",
+    "nodes": "machines of one server",
+    "master_addr": "address of the first machine, for the others",
+    "max_model_len": "tokens of prompt and answer; 0: what the checkpoint allows",
+    "host": "address that the first machine listens on",
+    "port": "port that the first machine listens on",
+}
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of a Kimi-VL or Kimi-K2.5/K2.6 release")
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    _add_checkpoint(parser)
     _add(parser, "host", help="address to listen on")
     _add(parser, "grpc_port", type=int, help="0: the system chooses")
     _add(parser, "dtype", choices=DTYPES, help="of the weights; auto: as stored")
