@@ -2,7 +2,7 @@
 """The `kimi-client` command: questions, conversations, embeddings, health and load tests from a shell.
 
 Exit codes: 0 done, 1 the server failed, 2 wrong arguments or a refused request, 3 not reachable or not ready,
-4 timed out, 5 cancelled by somebody, 130 stopped by Ctrl-C, 141 nobody read the output any more.
+4 timed out, 5 cancelled by somebody, 6 a load test got worse, 130 stopped by Ctrl-C, 141 the output's reader left.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kimi_client.client import KimiClient
 from kimi_client.commands import NOT_READY, ask, embed, health
 from kimi_client.endpoint import TlsFiles
 from kimi_client.errors import InvalidRequest, KimiClientError, RequestCancelled, RequestTimeout, ServerUnavailable
+from kimi_client.load.command import add_arguments, load
 
 EXIT_CODES: dict[type[BaseException], int] = {
     InvalidRequest: 2,
@@ -35,15 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        with KimiClient(
-            args.url,
-            headers=dict(args.header),
-            timeout_s=args.timeout,
-            tls=TlsFiles(args.ca_file, args.cert_file, args.key_file),
-            shared_memory=args.shared_memory,
-        ) as kimi:
-            code: int = args.run(kimi, args)
-            return code
+        return _run(args)
     except KimiClientError as error:
         console.complain(str(error))
         return EXIT_CODES.get(type(error), 1)
@@ -55,6 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    if not hasattr(args, "url"):  # `load` speaks to the server by perf_analyzer
+        code: int = args.run(args)
+        return code
+    with KimiClient(
+        args.url,
+        headers=dict(args.header),
+        timeout_s=args.timeout,
+        tls=TlsFiles(args.ca_file, args.cert_file, args.key_file),
+        shared_memory=args.shared_memory,
+    ) as kimi:
+        code = args.run(kimi, args)
+        return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -84,6 +92,10 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser("health", parents=[server], help="say which models are ready")
     command.add_argument("--json", action="store_true", help="write one JSON object")
     command.set_defaults(run=health)
+
+    command = commands.add_parser("load", help="measure the server with perf_analyzer and report it, or compare two")
+    add_arguments(command)
+    command.set_defaults(run=load)
     return parser
 
 

@@ -22,6 +22,12 @@ def note(text: str) -> None:
         sys.stderr.flush()
 
 
+def tell(text: str) -> None:
+    """Write a line about what is going on to stderr."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
 def aside(text: str) -> None:
     """Write a piece of something that is not the answer, such as reasoning, to stderr, if a person is watching."""
     if sys.stderr.isatty():
