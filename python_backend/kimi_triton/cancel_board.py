@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from kimi_triton.shared_path import shared_path
 
 REMEMBERED_S = 60.0  # how long a cancellation waits for its request to come out of the queues before a step
 MAX_FILES = 4096
@@ -35,10 +36,7 @@ class CancelBoard:
     @classmethod
     def of_repository(cls, repository: Path) -> CancelBoard:
         """The board of the servers of one model repository; all steps find it by the same name."""
-        memory = Path("/dev/shm")
-        parent = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-        name = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:16]
-        return cls(parent / f"kimi_triton_cancel_{os.getuid()}_{name}")
+        return cls(shared_path("cancel", repository))
 
     def post(self, request_id: str) -> None:
         """Ask every step to stop the request of this id, or to refuse it when it comes within a minute."""

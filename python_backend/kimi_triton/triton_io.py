@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable, error_text
 from kimi_triton.metric import Metric, MetricSpec
+from kimi_triton.pixel_budget import MAX_PIXEL_BYTES, PixelBudget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +44,12 @@ class StepOptions:
     def cancel_board(self) -> CancelBoard:
         """The board that all steps of this server share."""
         return CancelBoard.of_repository(self._model_folder.parent)
+
+    @property
+    def pixel_budget(self) -> PixelBudget:
+        """The table of pixels on their way that all steps of this server share."""
+        max_bytes = self.integer("max_pixel_bytes", MAX_PIXEL_BYTES)
+        return PixelBudget.of_repository(self._model_folder.parent, max_bytes)
 
     def metrics(self, specs: Sequence[MetricSpec]) -> Mapping[str, Metric]:
         """Metrics of this instance by name, labelled with model and instance. They last as long as the mapping."""
@@ -152,14 +159,20 @@ def read_parameters(request: Any) -> dict[str, str | int | bool | float]:
 def timeout_s(request: Any) -> float | None:
     """Seconds that are left of the request parameter `timeout`, which is in microseconds; None: there is no limit.
 
-    They count from the first step's `received_s` (time.monotonic, which all processes of a host share).
+    They count from `received_s`.
     """
     microseconds = read_parameters(request).get("timeout") or request.timeout()
     if not microseconds:
         return None
-    received = pb_utils.get_input_tensor_by_name(request, "received_s")
-    waited = 0.0 if received is None else time.monotonic() - float(received.as_numpy().item())
+    received = received_s(request)
+    waited = 0.0 if received is None else time.monotonic() - received
     return float(microseconds) / 1e6 - waited
+
+
+def received_s(request: Any) -> float | None:
+    """When the first step of the ensemble began, by time.monotonic(), which all processes of a host share."""
+    tensor = pb_utils.get_input_tensor_by_name(request, "received_s")
+    return None if tensor is None else float(tensor.as_numpy().item())
 
 
 def wants(request: Any, output: str) -> bool:

@@ -74,7 +74,9 @@ def test_unary_and_streaming_models_have_one_interface(models: dict[str, Any]) -
 def test_values_of_the_checkpoint_and_options_are_written(tiny_k25: Path, tmp_path: Path) -> None:
     options = ServeOptions(checkpoint=tiny_k25, dtype="float32", max_images=3, preprocess_instances=1)
     written = read_repository(
-        write_repository(tmp_path / "repository", options, Checkpoint(tiny_k25).config, grpc_port=7001)
+        write_repository(
+            tmp_path / "repository", options, Checkpoint(tiny_k25).config, grpc_port=7001, metrics_port=7002
+        )
     )
     check_wiring(written)
     for name in ("preprocess", "moonvit", "llm"):
@@ -90,7 +92,7 @@ def test_a_repository_can_be_written_over_an_older_one(tiny_k25: Path, tmp_path:
     config = Checkpoint(tiny_k25).config
     for dtype in ("float32", "bfloat16"):
         options = ServeOptions(checkpoint=tiny_k25, dtype=dtype)  # type: ignore[arg-type]
-        folder = write_repository(tmp_path, options, config, grpc_port=1)
+        folder = write_repository(tmp_path, options, config, grpc_port=1, metrics_port=2)
     assert read_repository(folder)["llm"].parameters["dtype"].string_value == "bfloat16"
 
 

@@ -9,10 +9,15 @@ from kimi_triton.vision.step import VisionInputs, VisionStep
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
-        self.step, self.board = VisionStep.from_triton(options), options.cancel_board
+        self.step, self.board, self.budget = VisionStep.from_triton(options), options.cancel_board, options.pixel_budget
+        self.budget.clear()
 
     def execute(self, requests):
-        return triton_io.answer_batch(self._encode, requests, self.board)
+        try:
+            return triton_io.answer_batch(self._encode, requests, self.board)
+        finally:
+            for request in requests:
+                self.budget.leave(triton_io.read_array(request, "image_digest")[0])
 
     def _encode(self, requests):
         results = self.step.encode_batch([self._read(request) for request in requests])

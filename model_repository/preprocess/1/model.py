@@ -7,12 +7,19 @@ import numpy as np
 
 from kimi_triton import triton_io
 from kimi_triton.preprocess.pipeline import Preprocessor, PreprocessRequest
+from kimi_triton.preprocess.queue_guard import QueueGuard
 
 
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
-        self.board = options.cancel_board
+        self.board, self.budget = options.cancel_board, options.pixel_budget
+        self.queue = QueueGuard(
+            options.text("metrics_url"),
+            options.model_name,
+            options.integer("instances", 1),
+            options.integer("max_waiting", 128),
+        )
         self.preprocessor = Preprocessor.from_checkpoint(
             options.path("checkpoint"), max_images=options.integer("max_images", 64)
         )
@@ -23,6 +30,8 @@ class TritonPythonModel:
     def _preprocess(self, request):
         received_s = time.monotonic()
         triton_io.refuse_unwanted(request, self.board)
+        self.queue.refuse_excess()
+        self.budget.refuse_when_full()
         text_input = triton_io.read_one(request, "text_input")
         result = self.preprocessor.run(
             PreprocessRequest(
@@ -34,6 +43,8 @@ class TritonPythonModel:
                 want_prompt=triton_io.wants(request, "input_ids"),
             )
         )
+        if triton_io.wants(request, "pixel_values"):
+            self.budget.enter(result.image_digest, result.pixel_values.nbytes)
         outputs = {
             "pixel_values": result.pixel_values[None],
             "image_grid_thw": result.image_grid_thw[None],
@@ -44,3 +55,6 @@ class TritonPythonModel:
             outputs["input_ids"] = result.input_ids
             outputs["generation"] = triton_io.bytes_array([result.generation])
         return outputs
+
+    def finalize(self):
+        self.queue.stop()

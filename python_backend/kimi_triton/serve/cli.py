@@ -70,7 +70,8 @@ def health(host: str, http_port: int, timeout_s: float) -> int:
 def write(model_repository: Path, checkpoint: Path, **values: object) -> int:
     """Write the repository only, for `tritonserver --model-repository`."""
     options = ServeOptions(checkpoint=checkpoint, **values)  # type: ignore[arg-type]
-    write_repository(model_repository, options, Checkpoint(checkpoint).config, options.grpc_port)
+    config = Checkpoint(checkpoint).config
+    write_repository(model_repository, options, config, grpc_port=options.grpc_port, metrics_port=options.metrics_port)
     print(f"wrote {model_repository}")
     return 0
 
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.set_defaults(command=serve)
     _add_options(serving)
     serving.add_argument("--model-repository", type=Path, help="keep the written repository in this folder")
-    for name in ("http_port", "metrics_port", "health_port"):
+    for name in ("http_port", "health_port"):
         _add(serving, name, type=int, help="0: the system chooses")
     _add(serving, "start_timeout_s", type=float, help="seconds until every model must be ready")
     serving.add_argument("--log-file", type=Path, help="where the server's own log goes")
@@ -169,7 +170,8 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     _add_checkpoint(parser)
     _add(parser, "host", help="address to listen on")
-    _add(parser, "grpc_port", type=int, help="0: the system chooses")
+    for name in ("grpc_port", "metrics_port"):
+        _add(parser, name, type=int, help="0: the system chooses")
     _add(parser, "dtype", choices=DTYPES, help="of the weights; auto: as stored")
     _add(parser, "max_images", type=int, help="images of one request")
     _add(parser, "max_patches_per_forward", type=int, help="patches of one pass through the vision tower")
@@ -192,6 +194,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(parser, "llm_max_running", type=int, help="requests that are decoded together")
     _add(parser, "llm_max_waiting", type=int, help="requests that may wait for these; more are refused")
     _add(parser, "preprocess_instances", type=int, help="processes that decode images")
+    _add(parser, "max_waiting", type=int, help="requests that may wait for these; more are refused")
+    _add(parser, "max_pixel_bytes", type=int, help="decoded pixels on their way through the vision step")
 
 
 _HELP = argparse.ArgumentDefaultsHelpFormatter

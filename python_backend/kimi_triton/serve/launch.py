@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.pixel_budget import PixelBudget
 from kimi_triton.preprocess.pipeline import Preprocessor
 from kimi_triton.serve.installation import find_server
 from kimi_triton.serve.options import ServeOptions
@@ -34,7 +35,7 @@ def launch(
     installation = find_server(run_folder)
     ports = Ports.choose(options.host, options.http_port, options.grpc_port, options.metrics_port)
     repository = options.model_repository or run_folder / "repository"
-    write_repository(repository, options, checkpoint.config, ports.grpc)
+    write_repository(repository, options, checkpoint.config, grpc_port=ports.grpc, metrics_port=ports.metrics)
     log_file = options.log_file or run_folder / "server.log"
     try:
         with TritonServer(installation, repository, options.host, ports, log_file) as server:
@@ -42,3 +43,4 @@ def launch(
             yield server
     finally:
         CancelBoard.of_repository(repository).remove()
+        PixelBudget.of_repository(repository, options.max_pixel_bytes).remove()

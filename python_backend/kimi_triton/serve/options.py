@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kimi_triton.pixel_budget import MAX_PIXEL_BYTES
 from kimi_triton.vision.layout import Parallel
 from kimi_triton.vision.options import IMAGE_CACHE_BYTES
 
@@ -43,6 +44,8 @@ class ServeOptions:
     llm_max_running: int = 16  # requests decoded together
     llm_max_waiting: int = 256  # requests beyond these; more are refused
     preprocess_instances: int = 2
+    max_waiting: int = 128  # requests in front of the first step; more are refused
+    max_pixel_bytes: int = MAX_PIXEL_BYTES  # of decoded pictures on their way through the vision step
     start_timeout_s: float = 900.0
     log_file: Path | None = None  # the server's own log; None: a file in the run folder
     verbose: bool = False

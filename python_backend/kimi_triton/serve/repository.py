@@ -39,12 +39,17 @@ def read_repository(folder: Path) -> dict[str, model_config_pb2.ModelConfig]:
     return configs
 
 
-def write_repository(folder: Path, options: ServeOptions, config: CheckpointConfig, grpc_port: int) -> Path:
+def write_repository(
+    folder: Path, options: ServeOptions, config: CheckpointConfig, *, grpc_port: int, metrics_port: int
+) -> Path:
     """Write a ready repository into `folder`, which plain `tritonserver --model-repository` can serve too."""
     folder.mkdir(parents=True, exist_ok=True)
     source = template_folder()
     models = read_repository(source)
-    _fill(models, options, config, grpc_port)
+    _fill(models, options, config)
+    host = _loopback(options.host)
+    _set(models["kimi_vl_unary"], grpc_url=f"{host}:{grpc_port}")
+    _set(models["preprocess"], metrics_url=f"{host}:{metrics_port}")
     check_wiring(models)
     for name, model in models.items():
         shutil.copytree(
@@ -55,9 +60,7 @@ def write_repository(folder: Path, options: ServeOptions, config: CheckpointConf
     return folder
 
 
-def _fill(
-    models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions, config: CheckpointConfig, grpc_port: int
-) -> None:
+def _fill(models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions, config: CheckpointConfig) -> None:
     checkpoint = str(options.checkpoint.resolve())
     for name in ("preprocess", "moonvit", "llm"):
         _set(models[name], checkpoint=checkpoint)
@@ -67,7 +70,12 @@ def _fill(
     _set(models["moonvit"], max_patches_per_forward=options.max_patches_per_forward)
     choose_engine(models["llm"], options)
     place_vision(models["moonvit"], options, config.vision)
-    _set(models["kimi_vl_unary"], grpc_url=f"{_loopback(options.host)}:{grpc_port}")
+    _set(
+        models["preprocess"],
+        max_waiting=options.max_waiting,
+        max_pixel_bytes=options.max_pixel_bytes,
+        instances=options.preprocess_instances,
+    )
     models["preprocess"].instance_group[0].count = options.preprocess_instances
     for name, tensor in (("moonvit", models["moonvit"].output[0]), ("kimi_vision", models["kimi_vision"].output[0])):
         if tensor.name != "image_embeds":

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keep the queue in front of the first step short: what is too much is refused instead of waiting.
+
+Triton cannot limit the queue of a model without a batch dimension. It publishes how many requests wait, so the step
+looks there and refuses as many as there are too many, which takes well under a millisecond each.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import urllib.request
+
+from kimi_triton.errors import Unavailable
+
+LOOK_EVERY_S = 0.2
+PENDING = "nv_inference_pending_request_count"
+
+logger = logging.getLogger(__name__)
+
+
+class QueueGuard:
+    """Watches the queue of `model`, which `num_instances` processes with a guard each share."""
+
+    def __init__(self, metrics_url: str, model: str, num_instances: int, max_waiting: int) -> None:
+        self._url = f"http://{metrics_url}/metrics"
+        self._pattern = re.compile(rf'^{PENDING}\{{[^}}]*model="{model}"[^}}]*\}} (\S+)', re.MULTILINE)
+        self._num_instances = num_instances
+        self._max_waiting = max_waiting
+        self._to_refuse = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="queue-guard", daemon=True)
+        self._thread.start()
+
+    def refuse_excess(self) -> None:
+        """Raise Unavailable when this process still has to refuse requests, counting the one at hand."""
+        if self._to_refuse > 0:
+            self._to_refuse -= 1
+            raise Unavailable(f"more than {self._max_waiting} requests wait for the first step")
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Count the requests that wait and share out those that are too many."""
+        with urllib.request.urlopen(self._url, timeout=2) as response:
+            match = self._pattern.search(response.read().decode(errors="replace"))
+        excess = (int(float(match[1])) if match else 0) - self._max_waiting
+        self._to_refuse = -(-excess // self._num_instances) if excess > 0 else 0
+
+    def _run(self) -> None:
+        is_seen = True
+        while not self._stopped.wait(LOOK_EVERY_S):
+            try:
+                self.look()
+                is_seen = True
+            except (OSError, ValueError) as exc:
+                self._to_refuse = 0
+                if is_seen:
+                    logger.warning("the length of the queue cannot be seen at %s: %s", self._url, exc)
+                is_seen = False
