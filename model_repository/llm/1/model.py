@@ -35,6 +35,7 @@ def read(request):
         generation=triton_io.read_one(request, "generation"),
         cached_images=int(triton_io.read_array(request, "image_cached").sum()),
         timeout_s=triton_io.timeout_s(request),
+        received_s=triton_io.received_s(request),
     )
 
 

@@ -10,6 +10,7 @@ from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.decoder import DeepseekDecoder
 from kimi_triton.llm.language_model import Progress, default_dtype, load_language_model
+from kimi_triton.llm.metrics import LlmMetrics
 from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.step import LlmStep
 from kimi_triton.llm.text_rows import TextRows
@@ -25,6 +26,7 @@ def vllm_step(
     urls: tuple[str, ...],
     settings: VllmSettings | None = None,
     board: CancelBoard | None = None,
+    metrics: LlmMetrics | None = None,
 ) -> LlmStep:
     """An LlmStep, not started yet, whose language model runs in the vLLM servers at `urls`."""
     config = checkpoint.config
@@ -38,7 +40,7 @@ def vllm_step(
         context_length=config.max_position_embeddings,
         settings=settings or VllmSettings(),
     )
-    return LlmStep(engine, tokenizer, roles, media_id, board)
+    return LlmStep(engine, tokenizer, roles, media_id, board, metrics)
 
 
 def transformers_step(
@@ -49,6 +51,7 @@ def transformers_step(
     context_length: int | None = None,
     limits: EngineLimits | None = None,
     board: CancelBoard | None = None,
+    metrics: LlmMetrics | None = None,
     progress: Progress | None = None,
 ) -> LlmStep:
     """An LlmStep, not started yet, with the language model of `checkpoint` loaded onto `device`.
@@ -69,4 +72,4 @@ def transformers_step(
         context_length=context_length or longest,
         limits=limits,
     )
-    return LlmStep(engine, tokenizer, roles, config.media_placeholder_token_id, board)
+    return LlmStep(engine, tokenizer, roles, config.media_placeholder_token_id, board, metrics)

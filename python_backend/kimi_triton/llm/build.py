@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,10 +13,12 @@ from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.assembly import transformers_step, vllm_step
+from kimi_triton.llm.metrics import LLM_METRICS, LlmMetrics
 from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.step import LlmStep
 from kimi_triton.llm.vllm_engine import VllmSettings
 from kimi_triton.llm.vllm_urls import parse_urls
+from kimi_triton.metric import Metric, MetricSpec
 from kimi_triton.progress import progress_printer
 
 DEFAULT = EngineLimits()
@@ -34,6 +37,7 @@ class StepOptions(Protocol):
     def text(self, name: str, default: str | None = None) -> str: ...
     def path(self, name: str) -> Path: ...
     def integer(self, name: str, default: int) -> int: ...
+    def metrics(self, specs: Sequence[MetricSpec]) -> Mapping[str, Metric]: ...
 
 
 def build_step(options: StepOptions) -> LlmStep:
@@ -56,6 +60,7 @@ def _transformers(options: StepOptions, checkpoint: Checkpoint) -> LlmStep:
             max_waiting=options.integer("max_waiting", DEFAULT.max_waiting),
         ),
         board=options.cancel_board,
+        metrics=LlmMetrics(options.metrics(LLM_METRICS)),
         progress=progress_printer("llm"),
     )
 
@@ -67,7 +72,13 @@ def _vllm(options: StepOptions, checkpoint: Checkpoint) -> LlmStep:
         max_live=options.integer("max_running", DEFAULT.max_running)
         + options.integer("max_waiting", DEFAULT.max_waiting),
     )
-    return vllm_step(checkpoint, parse_urls(options.text("vllm_urls")), settings, options.cancel_board)
+    return vllm_step(
+        checkpoint,
+        parse_urls(options.text("vllm_urls")),
+        settings=settings,
+        board=options.cancel_board,
+        metrics=LlmMetrics(options.metrics(LLM_METRICS)),
+    )
 
 
 ENGINES = {"transformers": _transformers, "vllm": _vllm}

@@ -24,6 +24,7 @@ class LlmRequest:
     generation: bytes  # GenerationOptions as JSON
     cached_images: int = 0
     timeout_s: float | None = None  # from now on
+    received_s: float | None = None  # time.monotonic() when the first step got it; None: now
 
 
 def check_prompt(request: LlmRequest, *, context_length: int, vocab_size: int, media_id: int) -> None:

@@ -16,6 +16,7 @@ from kimi_triton.llm.answer import Caller
 from kimi_triton.llm.answer_text import AnswerText
 from kimi_triton.llm.engine import Engine, TokenRequest, as_kimi_error
 from kimi_triton.llm.generation import Generation
+from kimi_triton.llm.metrics import LlmMetrics, MeasuredSink
 from kimi_triton.llm.recent_ids import RecentIds
 from kimi_triton.llm.request import LlmRequest, check_prompt
 from kimi_triton.llm.token_roles import TokenRoles
@@ -40,12 +41,14 @@ class LlmStep:
         roles: TokenRoles,
         media_token_id: int,
         board: CancelBoard | None = None,
+        metrics: LlmMetrics | None = None,
     ) -> None:
         self.engine = engine
         self._tokenizer = tokenizer
         self._roles = roles
         self._media_token_id = media_token_id
         self._board = board
+        self._metrics = metrics or LlmMetrics()
         self._read_from_board: set[str] = set()
         self._arrived = RecentIds()
         self._watched: dict[str, Generation] = {}
@@ -71,26 +74,36 @@ class LlmStep:
         try:
             token_request, generation = self._prepare(request, request_id, caller)
         except Exception as exc:
+            self._metrics.count("refused")
             caller.respond_error(as_kimi_error(exc))
             return request_id
         try:
-            self._hand_over(token_request, generation)
+            self._hand_over(token_request, generation, request.received_s)
         except Exception as exc:
             generation.on_error(as_kimi_error(exc))
         return request_id
 
-    def _hand_over(self, request: TokenRequest, generation: Generation) -> None:
+    def _hand_over(self, request: TokenRequest, generation: Generation, received_s: float | None) -> None:
         request_id = request.request_id
+        sink = self._metrics.measure(generation, len(request.input_ids), received_s)
         with self._changed:  # no look at the board comes between our own look and the engine
             is_cancelled = self._board is not None and self._board.is_posted(request_id)
             self._arrived.add(request_id)
-            if not is_cancelled:
-                self.engine.submit(request, generation)
+            if self._board is not None and is_cancelled:
+                self._board.settle(request_id, was_running=True)
+            else:
+                self._submit(request, sink)
                 self._watched[request_id] = generation
                 self._changed.notify()
-        if self._board is not None and is_cancelled:
-            self._board.settle(request_id, was_running=True)
-            generation.on_end("cancelled")
+        if is_cancelled:
+            sink.on_end("cancelled")
+
+    def _submit(self, request: TokenRequest, sink: MeasuredSink) -> None:
+        try:
+            self.engine.submit(request, sink)
+        except Exception:
+            sink.refuse()
+            raise
 
     def cancel(self, request_id: str) -> bool:
         """End the request of this id; false when it is not live here."""
@@ -135,6 +148,13 @@ class LlmStep:
                 self._look_after(request_id, generation)
             if self._board is not None:
                 self._heed(self._board)
+            self._publish()
+
+    def _publish(self) -> None:
+        try:
+            self._metrics.publish(self.engine.is_healthy())
+        except Exception:
+            logger.exception("metrics cannot be published")
 
     def _heed(self, board: CancelBoard) -> None:
         """Cancel what was posted since the last look. A request that is still to come is left for the other steps."""
