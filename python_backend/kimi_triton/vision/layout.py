@@ -33,6 +33,10 @@ class VisionLayout:
         Devices are GPU numbers: `0,1;2,3` are two groups of two. Raises ConfigError.
         """
         kind = checked_parallel(parallel)
+        if num_instances < 0 or num_workers < 0:
+            raise ConfigError(
+                f"vision instances is {num_instances} and vision workers {num_workers}, expected 0 or more"
+            )
         groups = parse_devices(devices)
         on_cpu: tuple[tuple[int, ...], ...] = ((),) * (num_instances or 1)
         if groups and (num_instances or num_workers):

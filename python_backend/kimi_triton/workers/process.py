@@ -43,6 +43,10 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def was_killed(self) -> bool:
+        return (self._process.poll() or 0) < 0
+
     def how_it_ended(self) -> str:
         """Of a process that is gone or going: its exit code, or the name of the signal."""
         try:

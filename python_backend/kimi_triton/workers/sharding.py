@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kimi_triton.vision.layout import check_shards
 from kimi_triton.vision.moonvit import EncoderBlock, VisionModel
@@ -25,33 +24,37 @@ def apply_tensor_parallel(model: VisionModel, tp_rank: int, tp_size: int, all_re
     for block in model.vision_tower.encoder.blocks:
         assert isinstance(block, EncoderBlock)
         block.wqkv = column_shard(block.wqkv, 3, tp_rank, tp_size)
-        block.wo = RowShard(block.wo, tp_rank, tp_size, all_reduce)
+        block.wo = RowShard(block.wo, tp_rank, tp_size, all_reduce)  # type: ignore[assignment]
         block.mlp.fc0 = column_shard(block.mlp.fc0, 1, tp_rank, tp_size)
-        block.mlp.fc1 = RowShard(block.mlp.fc1, tp_rank, tp_size, all_reduce)
+        block.mlp.fc1 = RowShard(block.mlp.fc1, tp_rank, tp_size, all_reduce)  # type: ignore[assignment]
 
 
 def column_shard(linear: nn.Linear, num_parts: int, tp_rank: int, tp_size: int) -> nn.Linear:
     """The outputs of one rank. wqkv has three parts (queries, keys, values) of which each rank needs its heads."""
-    weight = linear.weight.view(num_parts, tp_size, -1, linear.in_features)[:, tp_rank].flatten(0, 1).clone()
-    bias = linear.bias.view(num_parts, tp_size, -1)[:, tp_rank].flatten().clone()
-    with torch.device("meta"):
-        shard = nn.Linear(linear.in_features, len(bias))
-    shard.load_state_dict({"weight": weight, "bias": bias}, assign=True)
-    return shard.requires_grad_(False)
+    weight = linear.weight.view(num_parts, tp_size, -1, linear.in_features)[:, tp_rank].flatten(0, 1)
+    return _linear(weight, linear.bias.view(num_parts, tp_size, -1)[:, tp_rank].flatten())
 
 
-class RowShard(nn.Linear):
+class RowShard(nn.Module):
     """The inputs of one rank. The bias is added once, after the sum over ranks."""
 
     def __init__(self, linear: nn.Linear, tp_rank: int, tp_size: int, all_reduce: AllReduce) -> None:
-        with torch.device("meta"):
-            super().__init__(linear.in_features // tp_size, linear.out_features)
-        weight = linear.weight.view(linear.out_features, tp_size, -1)[:, tp_rank].clone()
-        self.load_state_dict({"weight": weight, "bias": linear.bias}, assign=True)
-        self.requires_grad_(False)
+        super().__init__()
+        self.product = _linear(linear.weight.view(linear.out_features, tp_size, -1)[:, tp_rank], None)
+        self.bias = linear.bias
         self._all_reduce = all_reduce
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        summed = F.linear(hidden_states, self.weight)
+        summed: Tensor = self.product(hidden_states)
         self._all_reduce(summed)
         return summed.add_(self.bias)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A layer with copies of these weights, so that the whole ones can be freed."""
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+    linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return linear

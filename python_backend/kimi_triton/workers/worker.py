@@ -41,7 +41,7 @@ def main(socket_fd: int) -> None:
         os._exit(0)  # nothing is left to do, and an orderly exit of torch takes its time
     except BaseException as exc:
         traceback.print_exc()
-        connection.send(Failed(str(exc) if isinstance(exc, ConfigError) else f"{type(exc).__name__}: {exc}"))
+        connection.send(Failed(str(exc) if isinstance(exc, ConfigError) else f"{type(exc).__name__}, see the log"))
         os._exit(1)  # an orderly exit could wait for ranks that are gone
 
 
