@@ -18,8 +18,12 @@ from kimi_triton import __version__
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.vllm_command import VllmCommand
+from kimi_triton.serve.doctor import as_json as doctor_json
+from kimi_triton.serve.doctor import as_text as doctor_text
+from kimi_triton.serve.doctor import examine
 from kimi_triton.serve.health import HealthPage, check_health, is_usable
 from kimi_triton.serve.launch import launch
+from kimi_triton.serve.memory import check_shm
 from kimi_triton.serve.options import DTYPES, LLMS, ServeOptions
 from kimi_triton.serve.repository import write_repository
 from kimi_triton.serve.server import TritonServer
@@ -50,6 +54,7 @@ def serve(**values: object) -> int:
     ):
         if stopping.is_set():
             return 130
+        _warn_of_little_memory(options)
         watcher = Watcher(server, _note)
         with closing(HealthPage(options.host, options.health_port, watcher.health)) as page, closing(watcher):
             print(_endpoints(server, page.url), flush=True)
@@ -65,6 +70,13 @@ def health(host: str, http_port: int, timeout_s: float) -> int:
     state = check_health(f"{host}:{http_port}", timeout_s)
     print(json.dumps(state, indent=2))
     return 0 if is_usable(state) else 1
+
+
+def doctor(json: bool, **values: object) -> int:
+    """Look at everything that could fail; exit code 0 when nothing would."""
+    results = examine(ServeOptions(**values))  # type: ignore[arg-type]
+    print(doctor_json(results) if json else doctor_text(results))
+    return 0 if all(result.passed for result in results) else 1
 
 
 def write(model_repository: Path, checkpoint: Path, **values: object) -> int:
@@ -103,6 +115,13 @@ def _show_progress(step: str, share: float) -> None:
     print(f"loading {step:<8} [{bar:<20}] {share:4.0%}", end=end, file=sys.stderr, flush=True)
 
 
+def _warn_of_little_memory(options: ServeOptions) -> None:
+    try:
+        check_shm(options, Checkpoint(options.checkpoint).config)
+    except ConfigError as exc:
+        _note(f"warning: {exc}")
+
+
 def _note(line: str) -> None:
     print(f"kimi-triton: {line}", file=sys.stderr, flush=True)
 
@@ -131,6 +150,12 @@ def _parser() -> argparse.ArgumentParser:
     _add(serving, "start_timeout_s", type=float, help="seconds until every model must be ready")
     serving.add_argument("--log-file", type=Path, help="where the server's own log goes")
     serving.add_argument("--verbose", action="store_true", help="print where the time of the start goes")
+
+    examining = commands.add_parser("doctor", help="find out what would fail", formatter_class=_HELP)
+    examining.set_defaults(command=doctor)
+    _add_options(examining)
+    _add(examining, "http_port", type=int, help="0: the system chooses")
+    examining.add_argument("--json", action="store_true", help="for programs")
 
     asking = commands.add_parser("health", help="ask every stage of a running server", formatter_class=_HELP)
     asking.set_defaults(command=health)

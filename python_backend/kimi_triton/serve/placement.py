@@ -16,14 +16,7 @@ Group = model_config_pb2.ModelInstanceGroup
 
 def place_vision(model: model_config_pb2.ModelConfig, options: ServeOptions, config: VisionConfig) -> None:
     """Fill in the step's config. Raises ConfigError for a layout that this tower or these options do not allow."""
-    layout = VisionLayout.plan(
-        parallel=options.vision_parallel,
-        devices=options.vision_devices,
-        num_instances=options.vision_instances,
-        num_workers=options.vision_workers,
-        num_cores=len(os.sched_getaffinity(0)),
-        config=config,
-    )
+    layout = plan_vision(options, config)
     del model.instance_group[:]
     model.instance_group.extend(instance_groups(model.name, layout))
     parameters = {
@@ -37,6 +30,18 @@ def place_vision(model: model_config_pb2.ModelConfig, options: ServeOptions, con
     }
     for name, value in parameters.items():
         model.parameters[name].string_value = str(value)
+
+
+def plan_vision(options: ServeOptions, config: VisionConfig) -> VisionLayout:
+    """The vision processes that the options ask for. Raises ConfigError."""
+    return VisionLayout.plan(
+        parallel=options.vision_parallel,
+        devices=options.vision_devices,
+        num_instances=options.vision_instances,
+        num_workers=options.vision_workers,
+        num_cores=len(os.sched_getaffinity(0)),
+        config=config,
+    )
 
 
 def instance_groups(model_name: str, layout: VisionLayout) -> list[model_config_pb2.ModelInstanceGroup]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from kimi_triton.errors import ConfigError
@@ -20,11 +21,10 @@ class Ports:
     @classmethod
     def choose(cls, host: str, http: int, grpc: int, metrics: int) -> Ports:
         """Ports as asked for; 0 becomes a free one. Raises ConfigError when one is taken."""
-        sockets = [_bound(host, name, port) for name, port in (("http", http), ("gRPC", grpc), ("metrics", metrics))]
-        ports = [listener.getsockname()[1] for listener in sockets]
-        for listener in sockets:
-            listener.close()
-        return cls(*ports)
+        with ExitStack() as sockets:
+            wanted = (("http", http), ("gRPC", grpc), ("metrics", metrics))
+            listeners = [sockets.enter_context(_bound(host, name, port)) for name, port in wanted]
+            return cls(*(listener.getsockname()[1] for listener in listeners))
 
 
 def _bound(host: str, name: str, port: int) -> socket.socket:
