@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kimi_client import __version__, console
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if not hasattr(args, "url"):  # `load` speaks to the server by perf_analyzer
-        code: int = args.run(args)
-        return code
+    run: Callable[..., int] = args.run
+    if run is load:  # speaks to the server by perf_analyzer
+        return run(args)
     with KimiClient(
         args.url,
         headers=dict(args.header),
@@ -61,8 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         tls=TlsFiles(args.ca_file, args.cert_file, args.key_file),
         shared_memory=args.shared_memory,
     ) as kimi:
-        code = args.run(kimi, args)
-        return code
+        return run(kimi, args)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -19,7 +19,7 @@ from kimi_client.load.figures import Percentiles, RunResult, duration_s
 from kimi_client.load.input_file import write_input_file
 from kimi_client.load.mix import DrawnRequest, Mix, draw_requests
 from kimi_client.load.perf_analyzer import PerfAnalyzer
-from kimi_client.load.server_figures import COMPLETION_TOKENS, Reading, read_figures
+from kimi_client.load.server_figures import COMPLETION_TOKENS, Reading, settled_figures
 from kimi_client.request import CHAT_MODEL, UNARY_CHAT_MODEL
 
 CALIBRATION_ROUNDS = 3  # answers per request in flight, to find out how many fit into the seconds wanted
@@ -73,9 +73,9 @@ class Driver:
     def run(self, load: Load, count: int, seconds: float) -> RunResult:
         """Send exactly `count` requests and compare notes with the server."""
         requests = self._draw(count)
-        before = read_figures(self._server.http_url, self._server.metrics_url)
+        before = settled_figures(self._server.http_url, self._server.metrics_url)
         records, command, error = self._analyze(load, count, requests, seconds)
-        after = read_figures(self._server.http_url, self._server.metrics_url)
+        after = settled_figures(self._server.http_url, self._server.metrics_url)
         return _result(load, records, after.since(before), command, error)
 
     def _requests_for(self, load: Load, seconds: float) -> int:
@@ -171,7 +171,7 @@ def _result(load: Load, records: Sequence[RequestRecord], server: Reading, comma
         tokens_per_s=tokens / seconds if seconds else 0.0,
         total_ms=Percentiles.of([record.total_ms for record in records]),
         ttft_ms=Percentiles.of(ttfts),
-        token_gap_ms=Percentiles.of([gap for record in records for gap in record.token_gaps_ms] if is_streamed else []),
+        token_gap_ms=Percentiles.of([gap for record in records if (gap := record.token_gap_ms) is not None]),
         steps=server.step_times(CHAT_MODEL),
         latencies_ms=tuple(round(record.total_ms, 3) for record in records),
         ttfts_ms=tuple(round(value, 3) for value in ttfts),

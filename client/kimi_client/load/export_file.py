@@ -49,13 +49,11 @@ class RequestRecord:
         return (self.responses[0].time_ns - self.sent_ns) / 1e6
 
     @property
-    def token_gaps_ms(self) -> list[float]:
-        """Time per token between one response and the next; a response may carry several tokens."""
-        pairs = zip(self.responses, self.responses[1:], strict=False)
-        return [
-            (after.time_ns - before.time_ns) / 1e6 / max(1, after.completion_tokens - before.completion_tokens)
-            for before, after in pairs
-        ]
+    def token_gap_ms(self) -> float | None:
+        """Mean time from one token to the next after the first response; None where all tokens came in that one."""
+        first, last = self.responses[0], self.responses[-1]
+        tokens = last.completion_tokens - first.completion_tokens
+        return (last.time_ns - first.time_ns) / 1e6 / tokens if tokens else None
 
 
 def read_export(path: Path) -> list[RequestRecord]:
@@ -67,9 +65,11 @@ def _requests(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder(strict=False)
     position = text.index("[", text.index('"requests"')) + 1
     while text[position] != "]":
-        request, position = decoder.raw_decode(text, position)
-        yield request
-        position += text[position] == ","
+        if text[position] in ", \n":
+            position += 1
+        else:
+            request, position = decoder.raw_decode(text, position)
+            yield request
 
 
 def _record(request: dict[str, Any]) -> RequestRecord:

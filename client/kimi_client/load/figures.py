@@ -34,8 +34,9 @@ class Percentiles:
 class RunResult:
     """One run: what was asked for, what came back, and what the server says about it.
 
-    `server_tokens` is None where the server publishes no count of tokens; `ttft_ms` and `token_gap_ms` are None for
-    answers that are not streamed; `error` is perf_analyzer's last word where it gave up.
+    `server_tokens` is None where the server publishes no count of tokens. `ttft_ms` and `token_gap_ms`, the mean time
+    from token to token within a request, are None for answers that are not streamed. `error` is perf_analyzer's last
+    word where it gave up.
     """
 
     protocol: str  # grpc-stream, grpc or http

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from kimi_client.errors import ServerUnavailable
 STEPS = ("preprocess", "moonvit", "llm")
 COMPLETION_TOKENS = "kimi_llm_completion_tokens"
 TIMEOUT_S = 10.0
+SETTLE_PAUSE_S = 0.25
+SETTLE_TRIES = 20
 
 _PHASES = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _METRIC = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
@@ -78,6 +81,18 @@ def read_figures(http_url: str, metrics_url: str) -> Reading:
     for name, value in _METRIC.findall(_get(f"http://{metrics_url}/metrics")):
         metrics[name] = metrics.get(name, 0.0) + float(value)
     return Reading(statistics, metrics)
+
+
+def settled_figures(http_url: str, metrics_url: str) -> Reading:
+    """Read both endpoints until the counts stand still: the server publishes them a moment after the work is done."""
+    reading = read_figures(http_url, metrics_url)
+    for _ in range(SETTLE_TRIES):
+        time.sleep(SETTLE_PAUSE_S)
+        previous, reading = reading, read_figures(http_url, metrics_url)
+        tokens = [taken.metrics.get(COMPLETION_TOKENS) for taken in (previous, reading)]
+        if previous.statistics == reading.statistics and tokens[0] == tokens[1]:
+            break
+    return reading
 
 
 def server_version(http_url: str) -> str:
