@@ -13,8 +13,8 @@ from tests.workers.test_sharding import released_sizes
 
 
 def plan(**options: Any) -> VisionLayout:
-    values = {"parallel": "instances", "devices": "", "num_instances": 0, "num_workers": 0, "num_cores": 8} | options
-    return VisionLayout.plan(config=released_sizes(), **values)
+    values = {"parallel": "instances", "devices": "", "num_instances": 0, "num_workers": 0, "num_threads": 0}
+    return VisionLayout.plan(config=released_sizes(), num_cores=8, **(values | options))
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ def plan(**options: Any) -> VisionLayout:
     [
         ({}, ((),), 1, 8),
         ({"num_instances": 2}, ((), ()), 1, 4),
+        ({"num_instances": 2, "num_threads": 1}, ((), ()), 1, 1),
         ({"devices": "0,1"}, ((0,), (1,)), 1, 4),
         ({"devices": "2;5"}, ((2,), (5,)), 1, 4),
         ({"parallel": "data"}, ((),), 2, 4),

@@ -36,6 +36,7 @@ class ServeOptions:
     vision_devices: str = ""  # GPU numbers, `;` between groups; empty: the CPU
     vision_instances: int = 0  # Triton instances on the CPU; 0: one
     vision_workers: int = 0  # processes of each data or tensor group on the CPU; 0: two
+    vision_threads: int = 0  # CPU threads of each vision process; 0: the cores shared out
     vision_stall_timeout_s: int = 60  # a worker that gets no further for so long is replaced
     image_cache_bytes: int = IMAGE_CACHE_BYTES  # of each vision instance; 0 turns the cache off
     llm: Llm = "transformers"  # vllm: the language model runs in vLLM servers, see `kimi-triton llm-command`

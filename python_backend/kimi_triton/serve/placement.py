@@ -39,6 +39,7 @@ def plan_vision(options: ServeOptions, config: VisionConfig) -> VisionLayout:
         devices=options.vision_devices,
         num_instances=options.vision_instances,
         num_workers=options.vision_workers,
+        num_threads=options.vision_threads,
         num_cores=len(os.sched_getaffinity(0)),
         config=config,
     )

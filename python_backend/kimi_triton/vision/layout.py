@@ -26,16 +26,24 @@ class VisionLayout:
 
     @classmethod
     def plan(
-        cls, *, parallel: str, devices: str, num_instances: int, num_workers: int, num_cores: int, config: VisionConfig
+        cls,
+        *,
+        parallel: str,
+        devices: str,
+        num_instances: int,
+        num_workers: int,
+        num_threads: int,
+        num_cores: int,
+        config: VisionConfig,
     ) -> VisionLayout:
         """From the options of `serve`; a number of 0 means: what follows from the rest.
 
         Devices are GPU numbers: `0,1;2,3` are two groups of two. Raises ConfigError.
         """
         kind = checked_parallel(parallel)
-        if num_instances < 0 or num_workers < 0:
+        if min(num_instances, num_workers, num_threads) < 0:
             raise ConfigError(
-                f"vision instances is {num_instances} and vision workers {num_workers}, expected 0 or more"
+                f"vision instances {num_instances}, workers {num_workers}, threads {num_threads}: one is below 0"
             )
         groups = parse_devices(devices)
         on_cpu: tuple[tuple[int, ...], ...] = ((),) * (num_instances or 1)
@@ -55,7 +63,7 @@ class VisionLayout:
             parallel=kind,
             devices=placed,
             num_workers=workers,
-            num_threads=max(1, num_cores // num_processes),
+            num_threads=num_threads or max(1, num_cores // num_processes),
         )
 
 
