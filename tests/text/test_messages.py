@@ -136,8 +136,8 @@ def test_a_wrong_message_is_refused_with_its_place(message: Any, expected: str) 
         ({"type": "image", "image": "x.png"}, "next element of the image input) has unknown key 'image'"),
         ({"type": "image_url", "image_url": PNG_URL}, "messages[0].content[1].image_url must be a JSON object"),
         ({"type": "image_url", "image_url": {}}, "image_url.url is missing"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be a data: URL"),
-        ({"type": "image_url", "image_url": {"url": "iVBORw0KGgo="}}, "must be a data: URL"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be a data: URL or an address"),
+        ({"type": "image_url", "image_url": {"url": "iVBORw0KGgo="}}, "must be a data: URL or an address"),
         ({"type": "image_url", "image_url": {"url": PNG_URL, "size": 1}}, "unknown key 'size'"),
     ],
 )
@@ -146,10 +146,9 @@ def test_a_wrong_part_is_refused_with_its_place(part: Any, expected: str) -> Non
 
 
 @pytest.mark.parametrize("url", ["http://a/b.png", "https://a/b.png", "HTTPS://a/b.png"])
-def test_addresses_are_never_fetched(url: str) -> None:
-    message = refusal({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
-    assert "messages[0].content[0].image_url.url" in message
-    assert "is off" in message
+def test_addresses_are_left_to_the_image_steps(url: str) -> None:
+    (message,) = parse({"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]})
+    assert message.parts == (ImagePart(url),)
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"{}", b"null", b'"hi"', b"", b"{", b'[{"role": "user"'])

@@ -14,15 +14,8 @@ class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
         self.board, self.budget = options.cancel_board, options.pixel_budget
-        self.queue = QueueGuard(
-            options.text("metrics_url"),
-            options.model_name,
-            options.integer("instances", 1),
-            options.integer("max_waiting", 128),
-        )
-        self.preprocessor = Preprocessor.from_checkpoint(
-            options.path("checkpoint"), max_images=options.integer("max_images", 64)
-        )
+        self.queue = QueueGuard.from_triton(options)
+        self.preprocessor = Preprocessor.from_triton(options)
 
     def execute(self, requests):
         return triton_io.answer_each(self._preprocess, requests)
@@ -32,10 +25,9 @@ class TritonPythonModel:
         triton_io.refuse_unwanted(request, self.board)
         self.queue.refuse_excess()
         self.budget.refuse_when_full()
-        text_input = triton_io.read_one(request, "text_input")
         result = self.preprocessor.run(
             PreprocessRequest(
-                text_input=text_input,
+                text_input=triton_io.read_one(request, "text_input"),
                 messages=triton_io.read_one(request, "messages"),
                 images=triton_io.read_bytes(request, "image") or [],
                 parameters=triton_io.read_parameters(request),

@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from kimi_triton.config import PATCH_SIZE, CheckpointConfig
 from kimi_triton.errors import ConfigError, InvalidRequest
+from kimi_triton.preprocess.fetch import ImageFetcher, UrlRules, is_url
 from kimi_triton.preprocess.images import decode_image, keep_decode_memory
 from kimi_triton.preprocess.patches import ImagePatches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.payload import image_bytes
@@ -25,6 +27,9 @@ from kimi_triton.text.messages import Message, image_parts, parse_messages, user
 from kimi_triton.text.options import GenerationOptions
 from kimi_triton.text.prompt import build_prompt
 from kimi_triton.text.tokenizer import KimiTokenizer
+
+if TYPE_CHECKING:
+    from kimi_triton.triton_io import StepOptions
 
 MAX_IMAGES = 64
 DIGEST_BYTES = 32
@@ -65,12 +70,14 @@ class Preprocessor:
         max_images: int,
         max_context: int,
         num_threads: int,
+        fetcher: ImageFetcher | None,
     ) -> None:
         self.settings = settings
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.max_images = max_images
         self.max_context = max_context
+        self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="image")
 
     @classmethod
@@ -83,8 +90,11 @@ class Preprocessor:
         max_pixels: int = MAX_PIXELS,
         max_image_bytes: int = MAX_IMAGE_BYTES,
         num_threads: int = 4,
+        url_rules: UrlRules | None = None,
     ) -> Preprocessor:
         """`max_context` in tokens, prompt and answer together; what the checkpoint allows unless given.
+
+        Without `url_rules` no picture is fetched from the web.
 
         Raises ConfigError for a checkpoint that cannot be served and for limits beyond it.
         """
@@ -104,6 +114,16 @@ class Preprocessor:
             max_images=max_images,
             max_context=max_context or longest,
             num_threads=num_threads,
+            fetcher=None if url_rules is None else ImageFetcher(url_rules, max_image_bytes),
+        )
+
+    @classmethod
+    def from_triton(cls, options: StepOptions) -> Preprocessor:
+        """As the step's parameters say."""
+        return cls.from_checkpoint(
+            options.path("checkpoint"),
+            max_images=options.integer("max_images", MAX_IMAGES),
+            url_rules=UrlRules.parse(options.text("image_url_hosts", ""), bool(options.integer("image_url_http", 0))),
         )
 
     def run(self, request: PreprocessRequest) -> PreprocessResult:
@@ -132,7 +152,7 @@ class Preprocessor:
         return replace(_result(images), input_ids=np.array(input_ids, np.int32), generation=options.to_json())
 
     def _take_images(self, messages: Sequence[Message], images: Sequence[bytes]) -> list[bytes]:
-        """The picture of each image part: its data URL, or the next element of the `image` input."""
+        """The picture of each image part: its URL, or the next element of the `image` input."""
         parts = image_parts(messages)
         self._check_num_images(len(parts))
         num_taken = sum(part.url is None for part in parts)
@@ -151,6 +171,8 @@ class Preprocessor:
         return list(self._threads.map(self._encode_image, elements, range(len(elements))))
 
     def _encode_image(self, element: bytes, index: int) -> ImagePatches:
+        if self._fetcher is not None and is_url(element):
+            element = self._fetcher.fetch(element, index)
         data = image_bytes(element, index, self.settings.max_image_bytes)
         return image_to_patches(decode_image(data, index, self.settings), index, self.settings)
 

@@ -11,8 +11,12 @@ import logging
 import re
 import threading
 import urllib.request
+from typing import TYPE_CHECKING
 
 from kimi_triton.errors import Unavailable
+
+if TYPE_CHECKING:
+    from kimi_triton.triton_io import StepOptions
 
 LOOK_EVERY_S = 0.2
 PENDING = "nv_inference_pending_request_count"
@@ -32,6 +36,16 @@ class QueueGuard:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="queue-guard", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def from_triton(cls, options: StepOptions) -> QueueGuard:
+        """As the step's parameters say."""
+        return cls(
+            options.text("metrics_url"),
+            options.model_name,
+            options.integer("instances", 1),
+            options.integer("max_waiting", 128),
+        )
 
     def refuse_excess(self) -> None:
         """Raise Unavailable when this process still has to refuse requests, counting the one at hand."""

@@ -221,6 +221,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(parser, "llm_max_waiting", type=int, help="requests that may wait for these; more are refused")
     _add(parser, "preprocess_instances", type=int, help="processes that decode images")
     _add(parser, "max_waiting", type=int, help="requests that may wait for these; more are refused")
+    _add(parser, "image_url_hosts", help="fetch pictures from: example.com,*.example.org or *; empty: never")
+    _add(parser, "image_url_http", action="store_true", help="fetch by http too, not only by https")
     _add(parser, "max_pixel_bytes", type=int, help="decoded pixels on their way through the vision step")
 
 

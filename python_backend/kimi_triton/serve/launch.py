@@ -10,6 +10,7 @@ from pathlib import Path
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.pixel_budget import PixelBudget
+from kimi_triton.preprocess.fetch import UrlRules
 from kimi_triton.preprocess.pipeline import Preprocessor
 from kimi_triton.serve.installation import find_server
 from kimi_triton.serve.options import ServeOptions
@@ -31,6 +32,7 @@ def launch(
     When `is_stopped` turns true during the start, the server is handed over without being ready.
     """
     checkpoint = Checkpoint(options.checkpoint)
+    UrlRules.parse(options.image_url_hosts, options.image_url_http)
     Preprocessor.from_checkpoint(options.checkpoint, max_images=options.max_images)  # tokenizer and processor files
     installation = find_server(run_folder)
     ports = Ports.choose(options.host, options.http_port, options.grpc_port, options.metrics_port)

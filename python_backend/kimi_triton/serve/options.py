@@ -47,6 +47,8 @@ class ServeOptions:
     preprocess_instances: int = 2
     max_waiting: int = 128  # requests in front of the first step; more are refused
     max_pixel_bytes: int = MAX_PIXEL_BYTES  # of decoded pictures on their way through the vision step
+    image_url_hosts: str = ""  # that pictures may be fetched from, with commas; empty: none
+    image_url_http: bool = False  # also without encryption
     start_timeout_s: float = 900.0
     log_file: Path | None = None  # the server's own log; None: a file in the run folder
     verbose: bool = False

@@ -75,6 +75,8 @@ def _fill(models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions
         max_waiting=options.max_waiting,
         max_pixel_bytes=options.max_pixel_bytes,
         instances=options.preprocess_instances,
+        image_url_hosts=options.image_url_hosts,
+        image_url_http=int(options.image_url_http),
     )
     models["preprocess"].instance_group[0].count = options.preprocess_instances
     for name, tensor in (("moonvit", models["moonvit"].output[0]), ("kimi_vision", models["kimi_vision"].output[0])):

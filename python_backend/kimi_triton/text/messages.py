@@ -35,7 +35,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """An image at this place: the data URL `url`, or the next element of the `image` input."""
+    """An image at this place: the one at `url`, or the next element of the `image` input."""
 
     url: str | None = None
 
@@ -126,20 +126,17 @@ def _part(value: Any, where: str) -> Part:
         return ImagePart()
     if kind == "image_url":
         _refuse_unknown(stated, ("type", "image_url"), where)
-        return ImagePart(_data_url(stated.get("image_url"), f"{where}.image_url"))
+        return ImagePart(_image_url(stated.get("image_url"), f"{where}.image_url"))
     raise InvalidRequest(f"{where}.type must be text, image or image_url, got {_shown(kind)}")
 
 
-def _data_url(value: Any, where: str) -> str:
-    """`detail` is accepted and has no effect: the checkpoint decides how large an image becomes."""
+def _image_url(value: Any, where: str) -> str:
+    """Whether an address is fetched is decided later. `detail` has no effect: the checkpoint decides on the size."""
     stated = _object(value, where)
     _refuse_unknown(stated, ("url", "detail"), where)
     url = _string(stated, "url", where)
-    scheme = url[:8].partition(":")[0].lower()
-    if scheme in ("http", "https"):
-        raise InvalidRequest(f"{where}.url: fetching {scheme} URLs is off; send the picture itself as a data: URL")
-    if scheme != "data":
-        raise InvalidRequest(f"{where}.url must be a data: URL, it starts with {url[:8]!r}")
+    if url[:8].partition(":")[0].lower() not in ("data", "http", "https"):
+        raise InvalidRequest(f"{where}.url must be a data: URL or an address, it starts with {url[:8]!r}")
     return url
 
 
