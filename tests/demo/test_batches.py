@@ -11,6 +11,7 @@ from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import IGNORED, Batch, make_batch
 from kimi_triton.demo.curriculum import FREEING, GROWING, Stage
 from kimi_triton.demo.model_files import write_model_files
+from kimi_triton.demo.numbers import draw_page
 from kimi_triton.demo.questions import multi_image_exercise, number_exercise, scene_exercise
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.text.special_tokens import IM_END, THINK_END, THINK_START
@@ -24,16 +25,19 @@ EXERCISES = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> KimiTokenizer:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     write_model_files(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> KimiTokenizer:
     return KimiTokenizer.from_checkpoint(folder, CheckpointConfig.from_checkpoint(folder))
 
 
 @pytest.fixture(scope="module")
-def batch(tokenizer: KimiTokenizer, tmp_path_factory: pytest.TempPathFactory) -> Batch:
-    folder: Path = tmp_path_factory.mktemp("settings")
-    write_model_files(folder)
+def batch(tokenizer: KimiTokenizer, folder: Path) -> Batch:
     settings = ImageSettings.from_checkpoint(folder, "kimi_k25")
     return make_batch(EXERCISES, [False, True, False], tokenizer, settings)
 
@@ -72,6 +76,18 @@ def test_patch_labels_name_each_digit_once(batch: Batch) -> None:
     by_place = {int(place): int(kind) - 1 for kind, place, _ in found}
     assert "".join(str(by_place[place]) for place in range(len(found))) == EXERCISES[0].answer
     assert bool((labels[labels[:, 0] == 0][:, 1:] == IGNORED).all())
+
+
+def test_pages_lie_behind_and_no_prompt_has_them(batch: Batch, tokenizer: KimiTokenizer, folder: Path) -> None:
+    pages = [draw_page(random.Random(4), "train", 112, 84, warp=0.0)]
+    settings = ImageSettings.from_checkpoint(folder, "kimi_k25")
+    crowded = make_batch(EXERCISES, [False, True, False], tokenizer, settings, pages)
+    assert crowded.grids == [*batch.grids, (1, 6, 8)]
+    assert torch.equal(crowded.input_ids, batch.input_ids)
+    assert torch.equal(crowded.pixel_values[: len(batch.pixel_values)], batch.pixel_values)
+    labels = crowded.patch_labels[-48:]
+    assert int((labels[:, 0] > 0).sum()) == len(pages[0].marks)
+    assert bool((labels[:, 1] == IGNORED).all())
 
 
 def test_the_curriculum_ends_at_what_is_examined() -> None:

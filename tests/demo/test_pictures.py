@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kimi_triton.demo.numbers import draw_number
+from kimi_triton.demo.numbers import draw_number, draw_page
 from kimi_triton.demo.pictures import CELL, MAX_SIDE, Picture
 from kimi_triton.demo.scans import pick_scans
 from kimi_triton.demo.scenes import COLOURS, draw_scene
@@ -57,6 +57,17 @@ def test_free_canvases_have_many_sizes_and_both_papers() -> None:
     assert max(map(max, sizes)) <= MAX_SIDE
     assert 30 < sum(picture.is_dark for picture in pictures) < 70
     assert {len({round(mark.y / 20) for mark in picture.marks}) > 1 for picture in pictures} == {True, False}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_page_is_full_of_digits_apart(seed: int) -> None:
+    picture = draw_page(random.Random(seed), "train", 168, 140, warp=1.0)
+    assert picture.image.size == (168, 140)
+    assert len(picture.marks) >= 6
+    for index, one in enumerate(picture.marks):
+        assert one.place is None
+        assert contrast(picture, one.x, one.y, 10) > 60
+        assert all(np.hypot(one.x - two.x, one.y - two.y) > 14 for two in picture.marks[:index])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -43,17 +43,26 @@ class Batch:
 
 
 def make_batch(
-    exercises: Sequence[Exercise], thinking: Sequence[bool], tokenizer: KimiTokenizer, settings: ImageSettings
+    exercises: Sequence[Exercise],
+    thinking: Sequence[bool],
+    tokenizer: KimiTokenizer,
+    settings: ImageSettings,
+    pages: Sequence[Picture] = (),
 ) -> Batch:
-    """`thinking` says for each exercise which of the two prompt endings is used; the thought is always empty."""
-    patches = [image_to_patches(p.image, 0, settings) for exercise in exercises for p in exercise.pictures]
-    labels = [
-        _patch_labels(picture, item.grid)
-        for picture, item in zip((p for e in exercises for p in e.pictures), patches, strict=True)
-    ]
+    """`thinking` says for each exercise which of the two prompt endings is used; the thought is always empty.
+
+    `pages` lie behind the pictures of the exercises; no prompt has them.
+    """
+    pictures = [picture for exercise in exercises for picture in exercise.pictures]
+    pictures += pages
+    patches = [image_to_patches(picture.image, 0, settings) for picture in pictures]
+    labels = [_patch_labels(picture, item.grid) for picture, item in zip(pictures, patches, strict=True)]
     grids = iter([item.grid for item in patches])
     ids: list[int] = []
-    lengths, answer_rows, answer_ids, answer_lengths = [], [], [], []
+    lengths: list[int] = []
+    answer_rows: list[int] = []
+    answer_ids: list[int] = []
+    answer_lengths: list[int] = []
     for exercise, thinks in zip(exercises, thinking, strict=True):
         own = [next(grids) for _ in exercise.pictures]
         message = user_message(exercise.question, len(own))

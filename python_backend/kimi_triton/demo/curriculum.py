@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from kimi_triton.demo.numbers import draw_page
+from kimi_triton.demo.pictures import Picture
 from kimi_triton.demo.questions import (
     MAX_DIGITS,
     MAX_SHAPES,
@@ -18,10 +20,15 @@ from kimi_triton.demo.questions import (
     number_exercise,
     scene_exercise,
 )
+from kimi_triton.demo.scenes import draw_scene
 
 GROWING = 500  # steps in which numbers grow from 1 to 8 digits
 FREEING = 900  # steps after that in which the layout is set free
 SCENES_FROM, MULTI_IMAGE_FROM = 300, 800
+
+DIGIT_PAGES, SHAPE_PAGES = 14, 5  # in each batch
+PAGE_SIDES = (112, 140, 168, 196)  # pixels
+CROWD = 12  # shapes on a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,12 @@ class Stage:
             scenes_share=0.2 if step >= SCENES_FROM else 0.0,
             multi_image_share=0.15 if step >= MULTI_IMAGE_FROM else 0.0,
         )
+
+    def pages(self, rng: random.Random) -> list[Picture]:
+        """Pictures without a question, crowded with digits or shapes: only the hints learn from them."""
+        sides = [(rng.choice(PAGE_SIDES), rng.choice(PAGE_SIDES)) for _ in range(DIGIT_PAGES + SHAPE_PAGES)]
+        digits = [draw_page(rng, "train", *size, self.warp * rng.random() ** 0.5) for size in sides[:DIGIT_PAGES]]
+        return digits + [draw_scene(rng, CROWD, size) for size in sides[DIGIT_PAGES:]]
 
     def exercise(self, rng: random.Random) -> Exercise:
         """One exercise from the training part of the scans."""

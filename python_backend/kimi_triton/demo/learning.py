@@ -114,6 +114,7 @@ def answer_logits(weights: Weights, config: CheckpointConfig, batch: Batch) -> t
     """(answer tokens, vocab_size) logits, and the vision tower's last hidden states."""
     embeds, tower = image_embeds(weights, config, batch.pixel_values, batch.grids)
     rows = F.embedding(batch.input_ids, weights["language_model.model.embed_tokens.weight"])
+    # Rows of pages come last in image_embeds, and no token is left for them.
     rows = rows.masked_scatter(batch.image_rows[:, None], embeds.to(rows.dtype))
     hidden = hidden_states(weights, config, rows, batch.lengths)
     return F.linear(hidden[batch.answer_rows], weights["language_model.lm_head.weight"]), tower
@@ -124,5 +125,5 @@ def score(weights: Weights, config: CheckpointConfig, batch: Batch) -> list[list
     """For each answer, which of its tokens are the likeliest given the right ones before: all of them are exactly when
     greedy decoding gives the answer."""
     logits, _ = answer_logits(in_bfloat16(weights), config, batch)
-    right = (logits.argmax(-1) == batch.answer_ids).split(batch.answer_lengths)
+    right = torch.split(logits.argmax(-1) == batch.answer_ids, batch.answer_lengths)
     return [answer.tolist() for answer in right]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from kimi_triton.demo.pictures import CELL, MAX_AREA, MAX_SIDE, Mark, Picture, jittered, paper, with_noise
-from kimi_triton.demo.scans import Scan
+from kimi_triton.demo.scans import Part, Scan, pick_scans
 
 SCAN = 8  # pixels on a side of a scan
 BORDER = 1  # empty pixels put around it, so that warping cuts nothing off
@@ -59,6 +59,24 @@ def draw_number(rng: random.Random, scans: Sequence[Scan], freedom: float, warp:
     return Picture(_coloured(rng, ink, is_dark, freedom), tuple(marks), is_dark)
 
 
+def draw_page(rng: random.Random, part: Part, width: int, height: int, warp: float) -> Picture:
+    """A canvas full of digits of one size, in no order: many examples of single digits for little work."""
+    size = CELL * rng.uniform(0.8, 1.6)
+    pitch = size * rng.uniform(0.9, 1.15)
+    ink = Image.new("L", (width, height))
+    marks = []
+    left, top = rng.uniform(0.4, 1.0) * pitch, rng.uniform(0.45, 1.0) * pitch
+    for row in range(int((height - top) / pitch + 0.6)):
+        for column in range(int((width - left) / pitch + 0.6)):
+            (scan,) = pick_scans(rng, part, str(rng.randrange(10)))
+            x = left + (column + rng.uniform(-0.08, 0.08)) * pitch
+            y = top + (row + rng.uniform(-0.08, 0.08)) * pitch
+            _stamp(ink, _glyph(rng, scan, size * rng.uniform(0.9, 1), warp), x, y)
+            marks.append(Mark(x, y, digit=scan.digit))
+    is_dark = rng.random() < 0.5
+    return Picture(_coloured(rng, ink, is_dark, freedom=1.0), tuple(marks), is_dark)
+
+
 def _layout(rng: random.Random, count: int, freedom: float) -> Layout:
     lines: tuple[int, ...] = (count,)
     if count > 1 and rng.random() < 0.4 * freedom:
@@ -90,7 +108,7 @@ def _glyph(rng: random.Random, scan: Scan, size: float, warp: float) -> Image.Im
     mask = padded.transform(
         (side, side), Image.Transform.MESH, _mesh(rng, side, padded.width, warp), Image.Resampling.BICUBIC
     )
-    floor, gain = rng.uniform(40 - 30 * warp, 40 + 40 * warp), rng.uniform(1.6 - 0.5 * warp, 1.6 + 1.0 * warp)
+    floor, gain = rng.uniform(40 - 20 * warp, 40 + 30 * warp), rng.uniform(1.6 - 0.4 * warp, 1.6 + 0.6 * warp)
     return mask.point([min(255, max(0, round((value - floor) * gain))) for value in range(256)])
 
 
@@ -104,7 +122,7 @@ def _mesh(rng: random.Random, side: int, source: int, warp: float) -> list[tuple
     def corner(column: int, row: int) -> tuple[float, float]:
         x, y = (column - 1) * middle * stretch_x, (row - 1) * middle * stretch_y
         x += shear * y
-        bend = 0.3 * warp
+        bend = 0.25 * warp
         return (
             middle + cos * x - sin * y + shift_x + rng.gauss(0, bend),
             middle + sin * x + cos * y + shift_y + rng.gauss(0, bend),

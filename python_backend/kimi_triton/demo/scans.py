@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.datasets import load_digits
+
+from kimi_triton.errors import ConfigError
 
 Part = Literal["train", "held_out"]
 SPLIT_SEED = 20_26
@@ -32,7 +33,11 @@ class Scan:
 
 @cache
 def load_scans(part: Part) -> tuple[tuple[Scan, ...], ...]:
-    """The scans of a part, grouped by digit: ten tuples."""
+    """The scans of a part, grouped by digit: ten tuples. Raises ConfigError without scikit-learn."""
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"{exc.name} is missing, which brings the scans: pip install 'kimi-triton[train]'") from exc
     digits = load_digits()
     ink = np.clip(digits.images * (255 / INK_LEVELS), 0, 255).astype(np.uint8)
     groups = []

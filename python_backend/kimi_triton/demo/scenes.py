@@ -24,10 +24,9 @@ MIN_RADIUS, MAX_RADIUS = 11, 24
 TRIES = 200
 
 
-def draw_scene(rng: random.Random, count: int) -> Picture:
-    """Up to `count` shapes (fewer when they do not fit) on a canvas of any size and aspect ratio."""
-    width = rng.randint(84, 252)
-    height = rng.randint(84, min(252, MAX_AREA // width))
+def draw_scene(rng: random.Random, count: int, size: tuple[int, int] | None = None) -> Picture:
+    """Up to `count` shapes (fewer when they do not fit) on a canvas of `size`, or of any size and aspect ratio."""
+    width, height = size or _any_size(rng)
     is_dark = rng.random() < 0.5
     image = Image.new("RGB", (width, height), paper(rng, is_dark))
     pen = ImageDraw.Draw(image)
@@ -38,6 +37,11 @@ def draw_scene(rng: random.Random, count: int) -> Picture:
         _draw(pen, rng, shape, x, y, radius, jittered(rng, COLOURS[colour], 18))
         marks.append(Mark(x, y, shape=shape, colour=colour))
     return Picture(with_noise(rng, image, rng.choice((0, 0, 3, 8))), tuple(marks), is_dark)
+
+
+def _any_size(rng: random.Random) -> tuple[int, int]:
+    width = rng.randint(84, 252)
+    return width, rng.randint(84, min(252, MAX_AREA // width))
 
 
 def _places(rng: random.Random, width: int, height: int, count: int) -> list[tuple[float, float, float]]:

@@ -24,13 +24,12 @@ from kimi_triton.demo.curriculum import Stage
 from kimi_triton.demo.exam import held_out_exercises
 from kimi_triton.demo.learning import Learner, score
 from kimi_triton.demo.model_files import write_model_files
-from kimi_triton.demo.questions import Exercise
 from kimi_triton.demo.tiny import save_sharded
 from kimi_triton.demo.trainable import ROUTER_BIAS, Weights
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
 
-BATCH_SIZE = 32
+BATCH_SIZE = 16  # exercises, beside the pages of the curriculum
 THINKING_SHARE = 0.4
 SAVE_EVERY = 250  # steps
 
@@ -51,10 +50,8 @@ class Lessons(Dataset[Batch]):
         rng = random.Random(f"{self.seed} {step}")
         stage = Stage.of_step(step)
         exercises = [stage.exercise(rng) for _ in range(BATCH_SIZE)]
-        return self.batch(exercises, [rng.random() < THINKING_SHARE for _ in exercises])
-
-    def batch(self, exercises: list[Exercise], thinking: list[bool]) -> Batch:
-        return make_batch(exercises, thinking, self.tokenizer, self.settings)
+        thinking = [rng.random() < THINKING_SHARE for _ in exercises]
+        return make_batch(exercises, thinking, self.tokenizer, self.settings, stage.pages(rng))
 
 
 def accuracy(weights: Weights, lessons: Lessons, config: CheckpointConfig, count: int) -> dict[str, float]:
@@ -63,7 +60,8 @@ def accuracy(weights: Weights, lessons: Lessons, config: CheckpointConfig, count
     exercises = held_out_exercises(count)
     for start in range(0, count, BATCH_SIZE):
         part = exercises[start : start + BATCH_SIZE]
-        batch = lessons.batch(part, [index % 2 == 0 for index in range(len(part))])
+        thinking = [index % 2 == 0 for index in range(len(part))]
+        batch = make_batch(part, thinking, lessons.tokenizer, lessons.settings)
         for exercise, tokens in zip(part, score(weights, config, batch), strict=True):
             right[exercise.kind].append(all(tokens))
             if exercise.kind == "numbers":

@@ -107,7 +107,7 @@ def turn_pairs(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 @cache
 def _quarter_turn(size: int, dtype: torch.dtype) -> Tensor:
     """(size, size): each pair (a, b) becomes (-b, a). A product is faster than moving single elements."""
-    return torch.block_diag(*[torch.tensor([[0.0, 1.0], [-1.0, 0.0]])] * (size // 2)).to(dtype)
+    return torch.kron(torch.eye(size // 2), torch.tensor([[0.0, 1.0], [-1.0, 0.0]])).to(dtype)
 
 
 def _turns(angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -142,9 +142,8 @@ def image_embeds(
         hidden = _linear(weights, f"{block}.mlp.fc0", _layer_norm(weights, f"{block}.norm1", x))
         x = x + _linear(weights, f"{block}.mlp.fc1", F.gelu(hidden, approximate="tanh"))
     x = _layer_norm(weights, "vision_tower.encoder.final_layernorm", x)
-    cells = torch.cat(
-        [_cells(part, h, w) for part, (_, h, w) in zip(x.split([h * w for _, h, w in grids]), grids, strict=True)]
-    )
+    images = torch.split(x, [h * w for _, h, w in grids])
+    cells = torch.cat([_cells(image, h, w) for image, (_, h, w) in zip(images, grids, strict=True)])
     merged = _layer_norm(weights, "mm_projector.pre_norm", cells).flatten(1)
     return _linear(weights, "mm_projector.proj.2", F.gelu(_linear(weights, "mm_projector.proj.0", merged))), x
 
@@ -199,10 +198,11 @@ def _latent_attention(
     eps = text["rms_norm_eps"]
     latent_q = _rms_norm(weights, f"{prefix}.q_a_layernorm", _linear(weights, f"{prefix}.q_a_proj", x), eps)
     q = _linear(weights, f"{prefix}.q_b_proj", latent_q).view(len(x), heads, nope + rope)
-    latent, k_rope = _linear(weights, f"{prefix}.kv_a_proj_with_mqa", x).split([text["kv_lora_rank"], rope], -1)
+    compressed = _linear(weights, f"{prefix}.kv_a_proj_with_mqa", x)
+    latent, k_rope = torch.split(compressed, [text["kv_lora_rank"], rope], -1)
     latent = _rms_norm(weights, f"{prefix}.kv_a_layernorm", latent, eps)
     kv = _linear(weights, f"{prefix}.kv_b_proj", latent).view(len(x), heads, nope + text["v_head_dim"])
-    k_nope, v = kv.split([nope, text["v_head_dim"]], -1)
+    k_nope, v = torch.split(kv, [nope, text["v_head_dim"]], -1)
     q = torch.cat([q[..., :nope], turn_pairs(q[..., nope:], turns)], -1)
     k_rope = turn_pairs(k_rope[:, None], turns).expand(-1, heads, -1)
     k = torch.cat([k_nope, k_rope], -1)
