@@ -16,16 +16,17 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from kimi_client.errors import KimiClientError
 
-BINARY_WHEEL = "tritonclient==2.50.0"
-LIBRARY_WHEEL = "nvidia-pytriton==0.7.0"
-LIBRARIES = {
-    "libb64-": "libb64.so.0d",
-    "libcudart-": "libcudart.so.12",
-}  # start of its name there -> name that is linked
+# What is needed: a wheel, part of a file's path in it, and the name under which the file is looked for.
+PIECES = (
+    ("tritonclient==2.50.0", "/perf_analyzer", "perf_analyzer"),
+    ("nvidia-pytriton==0.7.0", "/libb64-", "libb64.so.0d"),
+    ("nvidia-pytriton==0.7.0", "/libcudart-", "libcudart.so.12"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,20 @@ def find_perf_analyzer() -> PerfAnalyzer:
 
 
 def fetch_perf_analyzer(folder: Path) -> PerfAnalyzer:
-    """Fill `folder` from the two wheels, by pip; raises KimiClientError where the result does not run."""
+    """Fill `folder` from the two wheels, where they are installed or else by pip.
+
+    Raises KimiClientError where the result does not run, CalledProcessError where pip cannot get a wheel.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as downloads:
-        with zipfile.ZipFile(_download(BINARY_WHEEL, Path(downloads))) as wheel:
-            _extract(wheel, "/perf_analyzer", folder / "perf_analyzer")
-        (folder / "perf_analyzer").chmod(0o755)
-        with zipfile.ZipFile(_download(LIBRARY_WHEEL, Path(downloads))) as wheel:
-            for start, name in LIBRARIES.items():
-                _extract(wheel, f"/{start}", folder / name)
+        for requirement, part, name in PIECES:
+            installed = _installed(requirement, part)
+            content = installed.read_bytes() if installed else _from_wheel(requirement, part, Path(downloads))
+            (folder / name).write_bytes(content)
+    (folder / "perf_analyzer").chmod(0o755)
     fetched = PerfAnalyzer(folder / "perf_analyzer", folder)
     if not fetched.runs():
-        raise KimiClientError(f"the perf_analyzer of {BINARY_WHEEL} does not run on this machine")
+        raise KimiClientError(f"the perf_analyzer of {PIECES[0][0]} does not run on this machine")
     return fetched
 
 
@@ -92,18 +95,26 @@ def _candidates() -> Iterator[PerfAnalyzer]:
     yield from (PerfAnalyzer(path, cache_folder()) for path in [*paths, cache_folder() / "perf_analyzer"])
 
 
-def _download(requirement: str, folder: Path) -> Path:
-    target = folder / requirement.split("==")[0]
-    platforms = ["--platform", "manylinux1_x86_64", "--platform", "manylinux_2_35_x86_64"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*command, "--only-binary=:all:", *platforms, "--dest", str(target), requirement], check=True)
-    (wheel,) = target.glob("*.whl")
-    return wheel
+def _installed(requirement: str, part: str) -> Path | None:
+    name, _, version = requirement.partition("==")
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    paths = [Path(str(file.locate())) for file in found.files or () if part in f"/{file}"]
+    return next((path for path in paths if path.exists()), None) if found.version == version else None
 
 
-def _extract(wheel: zipfile.ZipFile, part: str, target: Path) -> None:
-    (name,) = [name for name in wheel.namelist() if part in name]
-    target.write_bytes(wheel.read(name))
+def _from_wheel(requirement: str, part: str, downloads: Path) -> bytes:
+    folder = downloads / requirement
+    if not folder.exists():
+        platforms = ["--platform", "manylinux1_x86_64", "--platform", "manylinux_2_35_x86_64"]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        subprocess.run([*command, "--only-binary=:all:", *platforms, "--dest", str(folder), requirement], check=True)
+    (path,) = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        (name,) = [name for name in wheel.namelist() if part in name]
+        return wheel.read(name)
 
 
 def main() -> int:
