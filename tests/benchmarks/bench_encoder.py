@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Kimi_K25VisionConfig, Kimi_K25VisionModel
 
+from kimi_triton.vision.cpu import pack_linears
 from kimi_triton.vision.grids import Grid, num_patches
 from kimi_triton.vision.local import load_from_folder
 from tests.benchmarks.full_size import SIZES, write_full_size_checkpoint
@@ -26,7 +27,9 @@ WORK: dict[str, tuple[list[Grid], int]] = {  # grids, turns
 
 def main(folder: Path) -> None:
     checkpoint = write_full_size_checkpoint(folder)
-    ours = load_from_folder(checkpoint, torch.device("cpu"), "bfloat16", lambda _done, _total: None).vision_tower
+    model = load_from_folder(checkpoint, torch.device("cpu"), "bfloat16", lambda _done, _total: None)
+    pack_linears(model)  # as LocalEncoder does
+    ours = model.vision_tower
     theirs = transformers_tower()
     vllm = Peer(VLLM_PYTHON, Path(__file__).with_name("vllm_peer.py"), "tower", str(checkpoint))
     peak = matrix_product_peak()

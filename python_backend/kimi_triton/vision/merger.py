@@ -16,7 +16,7 @@ def merge_patches(hidden_states: Tensor, grids: Sequence[Grid]) -> Tensor:
     """(num_patches, hidden_size) -> (num_image_tokens, 4, hidden_size).
 
     The four patches of a token are in raster order within their cell: top left, top right, bottom left, bottom right.
-    Frames are averaged in fp32.
+    Frames are averaged.
     """
     kh, kw = MERGE_KERNEL_SIZE
     tokens = [num_image_tokens(grid) for grid in grids]
@@ -24,7 +24,7 @@ def merge_patches(hidden_states: Tensor, grids: Sequence[Grid]) -> Tensor:
     images = torch.split(hidden_states, [num_patches(grid) for grid in grids])
     for image, cells, (t, h, w) in zip(images, torch.split(merged, tokens), grids, strict=True):
         frames = image.view(t, h // kh, kh, w // kw, kw, -1)
-        pooled = frames[0] if t == 1 else frames.float().mean(0)
+        pooled = frames[0] if t == 1 else frames.mean(0)  # torch sums bf16 in fp32
         cells.view(h // kh, w // kw, kh, kw, -1).copy_(pooled.transpose(1, 2))
     return merged
 
