@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests import fake_triton
 
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable
+from tests import fake_triton
 
 fake_triton.install()
 from kimi_triton import triton_io  # noqa: E402 (needs the stand-in)

@@ -88,7 +88,7 @@ def quantization_group(quantization: dict[str, Any] | None) -> int | None:
 
 
 def _is_moe(layer: int, text: dict[str, Any]) -> bool:
-    return layer >= text["first_k_dense_replace"] and layer % text.get("moe_layer_freq", 1) == 0
+    return bool(layer >= text["first_k_dense_replace"] and layer % text.get("moe_layer_freq", 1) == 0)
 
 
 def _attention(prefix: str, text: dict[str, Any]) -> Shapes:

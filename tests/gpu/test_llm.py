@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.llm.scripted import RecordingCaller, llm_request
 
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.llm.assembly import transformers_step
+from tests.llm.scripted import RecordingCaller, llm_request
 
 pytestmark = pytest.mark.gpu
 

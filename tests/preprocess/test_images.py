@@ -16,6 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
+
+from kimi_triton.errors import InvalidRequest
+from kimi_triton.preprocess.images import decode_image, keep_decode_memory
+from kimi_triton.preprocess.sizes import place_image
 from tests.preprocess.pictures import (
     KIMI_K25,
     encode,
@@ -25,10 +29,6 @@ from tests.preprocess.pictures import (
     png_chunk,
     png_file,
 )
-
-from kimi_triton.errors import InvalidRequest
-from kimi_triton.preprocess.images import decode_image, keep_decode_memory
-from kimi_triton.preprocess.sizes import place_image
 
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"]
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)

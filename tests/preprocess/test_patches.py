@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.preprocess.pictures import KIMI_K25, KIMI_VL, encode, noise
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.images import decode_image
 from kimi_triton.preprocess.patches import frames_to_patches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.settings import ImageSettings
+from tests.preprocess.pictures import KIMI_K25, KIMI_VL, encode, noise
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 

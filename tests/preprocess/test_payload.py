@@ -10,12 +10,12 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.preprocess.pictures import KIMI_K25, encode, noise
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.images import decode_image
 from kimi_triton.preprocess.patches import image_to_patches
 from kimi_triton.preprocess.payload import image_bytes, sniff_format
+from tests.preprocess.pictures import KIMI_K25, encode, noise
 
 PNG = encode(noise(40, 30), "PNG")
 TEXT = base64.b64encode(PNG)

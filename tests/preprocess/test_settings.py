@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.preprocess.pictures import KIMI_K25
 
 from kimi_triton.config import Family
 from kimi_triton.errors import ConfigError
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.preprocess.sizes import place_image
+from tests.preprocess.pictures import KIMI_K25
 
 VL_FILE: dict[str, Any] = {
     "image_processor_type": "KimiVLImageProcessor",

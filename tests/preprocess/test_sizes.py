@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.preprocess.pictures import KIMI_K25, KIMI_VL
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.patches import num_image_tokens
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.preprocess.sizes import place_frames, place_image
+from tests.preprocess.pictures import KIMI_K25, KIMI_VL
 
 REFUSED = None
 VL_2506 = replace(KIMI_VL, in_patch_limit=16384)

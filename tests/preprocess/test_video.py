@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.preprocess.pictures import KIMI_K25
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.video import chunk_timestamp, sample_frame_indices, split_chunks
+from tests.preprocess.pictures import KIMI_K25
 
 
 @pytest.mark.parametrize(
