@@ -7,7 +7,7 @@ IMAGE ?=
 OUTPUT := bench-output
 FULL_SIZE := $(OUTPUT)/full_size_checkpoint
 
-.PHONY: demo test lint clean bench
+.PHONY: demo test lint clean bench drill soak fuzz lint-docker
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kimi_triton.demo $(IMAGE)
@@ -29,6 +29,20 @@ bench-preprocess: $(VENV)/.installed
 
 bench-encoder bench-overhead bench-cache bench-scaling: bench-%: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.bench_$* $(FULL_SIZE)
+
+# Faults under load, twenty minutes of mixed load, and an hour of made-up input; figures and faults are printed.
+drill soak: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.$@
+
+FUZZ_SECONDS ?= 3600
+fuzz: $(VENV)/.installed
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+# The linters made for docker/, in an environment of their own.
+lint-docker:
+	$(PYTHON) -m venv $(VENV)-docker
+	$(VENV)-docker/bin/python -m pip install --quiet --disable-pip-version-check -r tests/deploy/requirements.txt
+	$(VENV)-docker/bin/python tests/deploy/lint_docker.py
 
 # torch comes first and by itself, so that nothing else chooses another build of it.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml tests/requirements.txt
