@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from kimi_triton.errors import Unavailable
+from kimi_triton.preprocess import queue_guard
 from kimi_triton.preprocess.queue_guard import QueueGuard
 
 
@@ -74,11 +76,15 @@ def test_refusing_ends_when_the_queue_is_short_again(guard: QueueGuard, metrics:
     assert num_refused(guard, 5) == 0
 
 
-def test_without_a_metrics_endpoint_nothing_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_metrics_endpoint_nothing_is_refused_and_the_log_tells(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_guard, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(queue_guard, "WARN_AFTER", 3)
     guard = QueueGuard("127.0.0.1:1", "preprocess", num_instances=1, max_waiting=0)
-    deadline = threading.Event()
-    while not caplog.records and not deadline.wait(0.05):
-        pass
+    deadline = time.monotonic() + 10
+    while not caplog.records and time.monotonic() < deadline:
+        time.sleep(0.01)
     guard.stop()
     assert num_refused(guard, 5) == 0
     assert "cannot be seen" in caplog.text

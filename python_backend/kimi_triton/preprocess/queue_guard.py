@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kimi_triton.triton_io import StepOptions
 
 LOOK_EVERY_S = 0.2
+WARN_AFTER = 600  # failures in a row
 PENDING = "nv_inference_pending_request_count"
 
 logger = logging.getLogger(__name__)
@@ -65,13 +66,13 @@ class QueueGuard:
         self._to_refuse = -(-excess // self._num_instances) if excess > 0 else 0
 
     def _run(self) -> None:
-        is_seen = True
+        num_failures = 0
         while not self._stopped.wait(LOOK_EVERY_S):
             try:
                 self.look()
-                is_seen = True
+                num_failures = 0
             except (OSError, ValueError) as exc:
                 self._to_refuse = 0
-                if is_seen:
+                num_failures += 1
+                if num_failures == WARN_AFTER:  # the endpoint opens when all models are loaded
                     logger.warning("the length of the queue cannot be seen at %s: %s", self._url, exc)
-                is_seen = False

@@ -9,8 +9,8 @@ import urllib.request
 
 from kimi_triton.errors import Unavailable
 
-OWN_METRIC = re.compile(r"^kimi_\w+\{.*\} \S+$", re.MULTILINE)
-ANY_METRIC = re.compile(r"^(?:nv_inference_request_(?:success|failure)|kimi_\w+)\{.*\} \S+$", re.MULTILINE)
+TOKENS = re.compile(r"^kimi_llm_completion_tokens\{.*\} \S+$", re.MULTILINE)
+REQUESTS = re.compile(r"^(?:nv_inference_request_(?:success|failure)|kimi_\w+)\{.*\} \S+$", re.MULTILINE)
 
 
 def reload_model(http_url: str, header: tuple[str, str], model: str, timeout_s: float) -> None:
@@ -29,9 +29,9 @@ def reload_model(http_url: str, header: tuple[str, str], model: str, timeout_s: 
 def work_done(metrics_url: str, model: str) -> frozenset[str]:
     """The model's time series; they differ from those of a moment ago when it has got on with its work.
 
-    Triton counts a request of the language model as done when it has been taken in, so only our own tell about that.
+    Triton counts a request of the language model as done when it has been taken in, so only its tokens tell.
     """
-    metric = OWN_METRIC if model == "llm" else ANY_METRIC
+    metric = TOKENS if model == "llm" else REQUESTS
     try:
         with urllib.request.urlopen(f"http://{metrics_url}/metrics", timeout=2) as response:
             text = response.read().decode(errors="replace")
