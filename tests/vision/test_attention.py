@@ -12,9 +12,10 @@ from torch import Tensor
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.vision import attention
 from kimi_triton.vision.attention import Sequences, choose_attention, sdpa_attention
+from kimi_triton.vision.grids import Grid
 
 CPU = torch.device("cpu")
-GRIDS = [(1, 4, 6), (2, 4, 4), (1, 2, 2), (1, 10, 12)]
+GRIDS: list[Grid] = [(1, 4, 6), (2, 4, 4), (1, 2, 2), (1, 10, 12)]
 
 
 def random_qkv(rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,9 +38,10 @@ def softmax_attention(query: Tensor, key: Tensor, value: Tensor, lengths: list[i
     return out
 
 
-def test_each_image_attends_to_itself_alone() -> None:
-    sequences = Sequences.from_grids(GRIDS, CPU)
-    query, key, value = random_qkv(180)
+@pytest.mark.parametrize("grids", [GRIDS, [(1, 4, 6), (1, 4, 6), (1, 6, 4), (1, 2, 2), (1, 4, 6)], [(1, 2, 2)] * 9])
+def test_each_image_attends_to_itself_alone(grids: list[Grid]) -> None:
+    sequences = Sequences.from_grids(grids, CPU)
+    query, key, value = random_qkv(sum(sequences.lengths))
     expected = softmax_attention(query.double(), key.double(), value.double(), sequences.lengths)
     assert torch.allclose(sdpa_attention(query, key, value, sequences).double(), expected, atol=1e-5)
 

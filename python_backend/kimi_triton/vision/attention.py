@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import cast
 
 import torch
@@ -78,9 +78,13 @@ def varlen_attention() -> Attention:
 
 
 def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-    """Any device and dtype. Each image by itself, so memory grows with the largest image and never with the pack."""
-    attended = [
-        F.scaled_dot_product_attention(*(part.transpose(0, 1)[None] for part in image))[0].transpose(0, 1)
-        for image in zip(*(torch.split(part, sequences.lengths) for part in (query, key, value)), strict=True)
-    ]
+    """Any device and dtype. Images attend one by one, neighbours of equal size as one batch, so there is no mask."""
+    attended: list[Tensor] = []
+    start = 0
+    for length, run in groupby(sequences.lengths):
+        count = len(list(run))
+        rows = slice(start, start + count * length)
+        batch = (part[rows].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (query, key, value))
+        attended.append(F.scaled_dot_product_attention(*batch).transpose(1, 2).flatten(0, 1))
+        start = rows.stop
     return attended[0] if len(attended) == 1 else torch.cat(attended)
