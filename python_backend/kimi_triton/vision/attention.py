@@ -84,7 +84,8 @@ def sdpa_attention(query: Tensor, key: Tensor, value: Tensor, sequences: Sequenc
     for length, run in groupby(sequences.lengths):
         count = len(list(run))
         rows = slice(start, start + count * length)
-        batch = (part[rows].view(count, length, *part.shape[1:]).transpose(1, 2) for part in (query, key, value))
-        attended.append(F.scaled_dot_product_attention(*batch).transpose(1, 2).flatten(0, 1))
+        shape = (count, length, *query.shape[1:])
+        q, k, v = (part[rows].view(shape).transpose(1, 2) for part in (query, key, value))
+        attended.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(0, 1))
         start = rows.stop
     return attended[0] if len(attended) == 1 else torch.cat(attended)
