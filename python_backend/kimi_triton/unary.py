@@ -75,7 +75,8 @@ class UnaryFront:
         """Cancel what is waiting and end the thread."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=5)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
+        self._thread.join()
+        self._loop.close()
 
     async def _answer(self, request: dict[str, Any], timeout_s: float | None, sink: ResponseSink) -> None:
         if self._num_live >= self._max_live:
