@@ -18,7 +18,9 @@ from kimi_triton.serve.repository import read_repository, write_repository
 def written(checkpoint: Path, folder: Path, **options: Any) -> dict[str, str]:
     """Parameters of `llm` in a repository for these options."""
     serve_options = ServeOptions(checkpoint=checkpoint, **options)
-    models = read_repository(write_repository(folder, serve_options, Checkpoint(checkpoint).config))
+    models = read_repository(
+        write_repository(folder, serve_options, Checkpoint(checkpoint).config, grpc_port=1, metrics_port=2)
+    )
     return {name: value.string_value for name, value in models["llm"].parameters.items()}
 
 
