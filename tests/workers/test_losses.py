@@ -90,19 +90,19 @@ def test_e3_a_worker_that_stands_still_is_given_up_in_the_configured_time(tiny_k
         os.kill(pids(pool)[1], signal.SIGSTOP)
         start = time.monotonic()
         results = encode(pool, SMALL)
-        assert 1.0 < time.monotonic() - start < 15
+        assert 1.0 < time.monotonic() - start < 30
         assert "made no progress for 1.5 s" in " ".join(map(str, results))
         assert all_rows(encode(pool, SMALL))
 
 
 def test_a_slow_forward_is_no_stall(tiny_k25: Path) -> None:
     """Workers that get on are left alone, however long the whole takes."""
-    options = replace(vision_options(tiny_k25, "data", 1), stall_timeout_s=2.0, max_patches_per_forward=1)
-    grids: list[Grid] = [(1, 60, 150)] * 60
+    options = replace(vision_options(tiny_k25, "data", 1), stall_timeout_s=3.0)
+    grids: list[Grid] = [(1, 60, 60)] * 60
     with started_pool(options) as pool:
         start = time.monotonic()
         assert all_rows(encode(pool, grids))
-        assert time.monotonic() - start > 2.0
+        assert time.monotonic() - start > options.stall_timeout_s
         assert pool.num_restarts == 0
 
 

@@ -46,7 +46,7 @@ def _settings(options: VisionOptions, worker: int, tp_rank: int = 0, tp_size: in
         visible_device=options.devices[worker] if options.devices else None,
         tp_rank=tp_rank,
         tp_size=tp_size,
-        collective_timeout_s=options.stall_timeout_s,
+        collective_timeout_s=2 * options.stall_timeout_s,  # the parent, who knows why, gives up first
     )
 
 

@@ -22,7 +22,7 @@ class WorkerSettings:
     visible_device: str | None = None  # the one GPU the process sees, as CUDA_VISIBLE_DEVICES names it; None: the CPU
     tp_rank: int = 0
     tp_size: int = 1
-    collective_timeout_s: float = 60.0
+    collective_timeout_s: float = 120.0
 
     @property
     def device(self) -> str:

@@ -57,20 +57,25 @@ class WorkerPool:
             group.join()
 
     def _submit(self, images: Sequence[Tensor], grids: Sequence[Grid]) -> list[tuple[list[int], Job]]:
-        """Give each group its share; groups that are being started again get none while others are ready."""
+        """Give each group its share; returns the images of each job."""
+        submitted = []
+        for number, indices in self._assign([num_patches(grid) for grid in grids]).items():
+            job = Job([images[index] for index in indices], [grids[index] for index in indices])
+            job.result.add_done_callback(partial(self._unload, number, job.num_patches))
+            submitted.append((indices, job))
+            self.groups[number].submit(job)
+        return submitted
+
+    def _assign(self, patches: list[int]) -> dict[int, list[int]]:
+        """Images by group. Groups that are being started again get none while others are ready."""
         with self._lock:
             ready = [number for number, group in enumerate(self.groups) if group.is_ready]
             chosen = ready or list(range(len(self.groups)))
-            shares = assign_images([num_patches(grid) for grid in grids], [self._loads[number] for number in chosen])
-            submitted = []
-            for number, indices in zip(chosen, shares, strict=True):
-                if indices:
-                    job = Job([images[index] for index in indices], [grids[index] for index in indices])
-                    self._loads[number] += job.num_patches
-                    job.result.add_done_callback(partial(self._unload, number, job.num_patches))
-                    submitted.append((indices, job))
-                    self.groups[number].submit(job)
-            return submitted
+            shares = assign_images(patches, [self._loads[number] for number in chosen])
+            assigned = {number: indices for number, indices in zip(chosen, shares, strict=True) if indices}
+            for number, indices in assigned.items():
+                self._loads[number] += sum(patches[index] for index in indices)
+            return assigned
 
     def _unload(self, number: int, patches: int, _result: Future[Result]) -> None:
         with self._lock:

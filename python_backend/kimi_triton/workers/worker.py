@@ -26,7 +26,7 @@ from kimi_triton.workers.exchange import Exchange
 from kimi_triton.workers.messages import Advancing, Encode, Encoded, Failed, Progress, Ready, Start, Stop
 from kimi_triton.workers.sharding import apply_tensor_parallel
 
-ADVANCING_EVERY_S = 1.0
+ADVANCING_EVERY_S = 0.5
 
 
 def main(socket_fd: int) -> None:
