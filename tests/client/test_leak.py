@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,39 +47,40 @@ class Memory:
         return Path(models[0]).parts[-3] if models else process.name()
 
 
-def kinds(rng: random.Random, client: AsyncKimiClient) -> Iterator[Any]:
+def kinds(rng: random.Random, client: AsyncKimiClient) -> Iterator[Awaitable[Any]]:
     """Requests of every kind, in random order and without end: whole, streamed, left early, wrong, timed out."""
     pictures = [make_jpeg(28 * rng.randint(1, 12), 28 * rng.randint(1, 12), seed) for seed in range(40)]
     while True:
         images = rng.sample(pictures, rng.choice((0, 1, 1, 2)))
         options: dict[str, Any] = {"max_tokens": rng.randint(1, 16), "seed": rng.randint(0, 99)}
-        yield rng.choice(
+        make: Callable[[], Awaitable[Any]] = rng.choice(
             (
-                client.ask("What is this?", images, **options),
-                client.chat([{"role": "user", "content": "hello"}], **options),
-                read(client, images, options, len_limit=99),
-                read(client, images, options, len_limit=2),
-                client.embed(images or pictures[:1]),
-                client.ask("What is this?", [b"no picture"], **options),
-                client.ask("story", images, timeout_s=0.05, max_tokens=400),
+                functools.partial(client.ask, "What is this?", images, **options),
+                functools.partial(client.chat, [{"role": "user", "content": "hello"}], **options),
+                functools.partial(read, client, images, options, at_most=99),
+                functools.partial(read, client, images, options, at_most=2),
+                functools.partial(client.embed, images or pictures[:1]),
+                functools.partial(client.ask, "What is this?", [b"no picture"], **options),
+                functools.partial(client.ask, "story", images, timeout_s=0.05, max_tokens=400),
             )
         )
+        yield make()
 
 
-async def read(client: AsyncKimiClient, images: list[bytes], options: dict[str, Any], len_limit: int) -> None:
+async def read(client: AsyncKimiClient, images: list[bytes], options: dict[str, Any], at_most: int) -> None:
     async with client.stream("What is this?", images, **options) as stream:
         count = 0
         async for _ in stream:
             count += 1
-            if count == len_limit:
+            if count == at_most:
                 break
 
 
-async def send(requests: Iterator[Any], count: int) -> int:
+async def send(requests: Iterator[Awaitable[Any]], count: int) -> int:
     """Send so many requests, a few at once, and return how many were answered."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(request: Any) -> int:
+    async def one(request: Awaitable[Any]) -> int:
         async with gate:
             with suppress(KimiClientError):
                 await request
