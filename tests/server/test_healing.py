@@ -4,15 +4,10 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,81 +16,10 @@ import psutil
 import pytest
 
 from kimi_triton.serve.segments import remove_abandoned
+from tests.system import BODY, COMMAND, System, fetch
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
-COMMAND = [str(Path(sys.executable).parent / "kimi-triton")]
-BODY = {"text_input": "Hello", "max_tokens": 8, "temperature": 0, "thinking": False}
 SHM = Path("/dev/shm")
-
-
-class System:
-    """`kimi-triton serve` with all its processes, as a user started it."""
-
-    def __init__(self, checkpoint: Path, run_folder: Path) -> None:
-        ports = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
-        self.log = (run_folder / "serve.log").open("w+")
-        command = [*COMMAND, "serve", "--checkpoint", str(checkpoint), "--dtype", "float32", *ports]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
-        assert self.process.stdout is not None
-        printed = ""
-        for line in self.process.stdout:
-            printed += line
-            if "curl" in line:
-                break
-        self.http, self.health = (found(rf"{name}\s+(http://\S+)", printed) for name in ("HTTP", "health"))
-
-    def ask(self, model: str = "kimi_vl", timeout: float = 30) -> dict[str, Any]:
-        return fetch(f"{self.http}/v2/models/{model}/generate", BODY, timeout)
-
-    @property
-    def triton(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children()
-        return next(child for child in children if "tritonserver" in "".join(child.cmdline()))
-
-    def stub(self, model: str) -> psutil.Process:
-        for child in self.triton.children():
-            try:
-                if any(part.endswith(f"/{model}/1/model.py") for part in child.cmdline()):
-                    return child
-            except psutil.Error:  # a zombie
-                continue
-        raise AssertionError(f"{model} has no process")
-
-    def wait(self, is_done: Any, seconds: float) -> float:
-        """Seconds until `is_done()`; more are allowed on a crowded machine."""
-        start = time.monotonic()
-        limit = seconds * max(1.0, (os.getloadavg()[0] + 1) / (os.cpu_count() or 1))
-        while not is_done():
-            assert time.monotonic() - start < limit, self.health_state()
-            time.sleep(0.1)
-        return time.monotonic() - start
-
-    def health_state(self) -> dict[str, Any]:
-        return fetch(self.health, None, 5)
-
-    def answers(self, expected: Any) -> bool:
-        return all(self.ask(model).get("text_output") == expected for model in ("kimi_vl", "kimi_vl_unary"))
-
-    def is_ready(self) -> bool:
-        return bool(self.health_state().get("state") == "ok")
-
-
-def found(pattern: str, text: str) -> str:
-    match = re.search(pattern, text)
-    assert match, text
-    return match[1]
-
-
-def fetch(url: str, body: Any, timeout: float) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, data), timeout=timeout) as response:
-            answer: dict[str, Any] = json.loads(response.read())
-    except urllib.error.HTTPError as exc:
-        answer = json.loads(exc.read())
-    except OSError as exc:
-        answer = {"error": repr(exc)}
-    return answer
 
 
 def count_of_repairs(health: dict[str, Any]) -> int:
