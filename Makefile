@@ -44,6 +44,9 @@ lint-docker:
 	$(VENV)-docker/bin/python -m pip install --quiet --disable-pip-version-check -r tests/deploy/requirements.txt
 	$(VENV)-docker/bin/python tests/deploy/lint_docker.py
 
+bench-llm: $(VENV)/.installed
+	$(BIN)/python -m tests.benchmarks.bench_llm
+
 # vLLM lives apart: it pins its own torch, and its CPU build takes 3.4 GB. torchvision and its kin that pip picks do not load
 # beside the CPU build of torch.
 VLLM := .venv-vllm

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens per second of the transformers engine: 8 requests at once over one at a time. The last line is JSON.
+"""`make bench-llm`: the transformers engine with 8 requests at once over one at a time, and Triton over bare vLLM.
 
-usage: python tests/benchmarks/bench_llm.py [--checkpoint DIR] [--tokens N] [--rounds N]
+The last line is JSON. usage: python -m tests.benchmarks.bench_llm [--checkpoint DIR] [--tokens N] [--rounds N]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 
 import torch
-from tests.llm.scripted import RecordingCaller, llm_request
 
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.llm.assembly import transformers_step
 from kimi_triton.llm.request import LlmRequest
 from kimi_triton.llm.step import LlmStep
+from tests.benchmarks.llm_through_triton import measure
+from tests.benchmarks.measure import VLLM_PYTHON, finish, surroundings
+from tests.llm.scripted import RecordingCaller, llm_request
 
 CONCURRENCY = 8
 NUM_PROMPT_TOKENS = 64
@@ -68,7 +69,11 @@ def main() -> None:
     step.stop()
     ratio, serial, batched = sorted(rounds)[len(rounds) // 2]
     result = {"batched_over_serial": ratio, "serial_tokens_per_s": serial, "batched_tokens_per_s": batched}
-    print(json.dumps({name: round(value, 2) for name, value in result.items()} | {"concurrency": CONCURRENCY}))
+    if VLLM_PYTHON.exists():
+        result |= measure(folder, CONCURRENCY, arguments.tokens, arguments.rounds)
+    else:
+        print("no vLLM beside us: run `make vllm-env` for the rest")
+    finish(**{name: round(value, 3) for name, value in result.items()}, **surroundings(concurrency=CONCURRENCY))
 
 
 if __name__ == "__main__":

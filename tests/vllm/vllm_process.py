@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real vLLM server, started with the command that `kimi-triton llm-command` prints."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from kimi_triton.llm.vllm_command import VllmCommand
+
+PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
+START_TIMEOUT_S = 600.0
+# For a small machine: one thread that may run anywhere, a small cache, no compilation.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class VllmProcess:
+    """`start` returns when the server is ready; it may be started again after `kill`, at the same address."""
+
+    def __init__(self, checkpoint: Path, log_file: Path, max_model_len: int = 1024) -> None:
+        if not PYTHON.exists():
+            raise FileNotFoundError(f"{PYTHON} is missing; run `make vllm-env`")
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        command = VllmCommand(checkpoint=checkpoint, max_model_len=max_model_len, host="127.0.0.1", port=port)
+        (line,) = command.lines()
+        _vllm, _serve, folder, *options = shlex.split(line)
+        # The CPU build lacks the `vllm` script; its module takes the same options.
+        module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+        self._command = [*module, *options, "--dtype", "bfloat16", "--enforce-eager"]
+        self._log_file = log_file
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> VllmProcess:
+        with self._log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(self._log_file.read_text(errors="replace")[-3000:])
+            time.sleep(0.5)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def num_running(self) -> float:
+        """Requests that vLLM works on, by its own metrics."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
