@@ -22,6 +22,9 @@ class TritonPythonModel:
             except Exception as exc:
                 caller.respond_error(exc)
 
+    def is_ready(self):  # newer servers ask
+        return self.step.engine.is_healthy()
+
     def finalize(self):
         self.step.stop()
 
@@ -54,5 +57,4 @@ class Caller(triton_io.ResponseStream):
         }
         self.send(outputs, final)
 
-    def respond_error(self, error):
-        self.fail(error)
+    respond_error = triton_io.ResponseStream.fail
