@@ -36,6 +36,7 @@ drill soak: $(VENV)/.installed
 
 FUZZ_SECONDS ?= 3600
 fuzz: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris==3.0.0
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 # The linters made for docker/, in an environment of their own.
