@@ -16,7 +16,7 @@ import pytest
 from kimi_triton import cancel_board
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.cancel_desk import ANSWER_WITHIN_S, CancelDesk
-from kimi_triton.errors import InvalidRequest
+from kimi_triton.errors import ConfigError, InvalidRequest
 
 
 @pytest.fixture
@@ -119,6 +119,13 @@ def test_steps_of_one_repository_share_a_board_and_others_do_not(tmp_path: Path)
         for board in boards:
             board.remove()
     assert not any(board.folder.exists() for board in boards)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CancelBoard(tmp_path / "mine").folder.stat().st_mode & 0o077 == 0
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(ConfigError, match="belongs to another user"):
+        CancelBoard(tmp_path / "mine")
 
 
 def test_the_desk_answers_as_soon_as_a_step_has_met_the_request(board: CancelBoard, desk: CancelDesk) -> None:

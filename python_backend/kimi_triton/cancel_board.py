@@ -29,7 +29,10 @@ class CancelBoard:
     """The cancellations of one server. Every method may be called from any process and thread."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        """Make the folder, for this user alone. Raises ConfigError when it belongs to another one."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise ConfigError(f"the folder for cancellations, {folder}, belongs to another user")
         self.folder = folder
         self._posts = 0
 
