@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from kimi_triton.errors import ConfigError
-
 from kimi_triton.shared_path import shared_path
 
 REMEMBERED_S = 60.0  # how long a cancellation waits for its request to come out of the queues before a step
