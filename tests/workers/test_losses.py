@@ -95,17 +95,6 @@ def test_e3_a_worker_that_stands_still_is_given_up_in_the_configured_time(tiny_k
         assert all_rows(encode(pool, SMALL))
 
 
-def test_a_slow_forward_is_no_stall(tiny_k25: Path) -> None:
-    """Workers that get on are left alone, however long the whole takes."""
-    options = replace(vision_options(tiny_k25, "data", 1), stall_timeout_s=3.0)
-    grids: list[Grid] = [(1, 60, 60)] * 60
-    with started_pool(options) as pool:
-        start = time.monotonic()
-        assert all_rows(encode(pool, grids))
-        assert time.monotonic() - start > options.stall_timeout_s
-        assert pool.num_restarts == 0
-
-
 def test_a_worker_killed_while_idle_costs_no_request(tiny_k25: Path) -> None:
     with started_pool(vision_options(tiny_k25, "tensor", 2)) as pool:
         for victim in pids(pool):

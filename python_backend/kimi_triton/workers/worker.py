@@ -82,8 +82,9 @@ def _load(start: Start, connection: Connection) -> VisionModel:
     )
     if settings.tp_size > 1:
         apply_tensor_parallel(model, settings.tp_rank, settings.tp_size, dist.all_reduce)
+    announce = _announcer(connection)
     for block in model.vision_tower.encoder.blocks:
-        block.register_forward_hook(_announcer(connection))
+        block.register_forward_hook(announce)
     return model
 
 
