@@ -91,7 +91,10 @@ class Encoder(nn.Module):
     def forward(self, hidden_states: Tensor, grids: Sequence[Grid]) -> Tensor:
         """(num_patches, hidden_size) -> (num_patches, hidden_size). Overwrites its input."""
         sequences = Sequences.from_grids(grids, hidden_states.device)
-        freqs_cis = self.rope.freqs_cis(grids, hidden_states.device)
+        return self.layers(hidden_states, self.rope.freqs_cis(grids, hidden_states.device), sequences)
+
+    def layers(self, hidden_states: Tensor, freqs_cis: Tensor, sequences: Sequences) -> Tensor:
+        """The part that is the same for every pack of a size. Overwrites `hidden_states`."""
         for block in self.blocks:
             hidden_states = block(hidden_states, freqs_cis, sequences)
         normalised: Tensor = self.final_layernorm(hidden_states)
