@@ -129,7 +129,8 @@ async def small_shm(checkpoint: Path, folder: Path) -> tuple[float, Counts] | No
         return None
     from tests.benchmarks import traffic as kinds
 
-    system = System(checkpoint, folder, LIMITS, SMALL_SHM)
+    (folder / "small").mkdir()
+    system = System(checkpoint, folder / "small", LIMITS, SMALL_SHM)
     large = kinds.picture(3000, 2000, 1)
     async with Traffic(system.http) as traffic:
         await traffic.learn()
@@ -156,7 +157,7 @@ async def drill(overload_s: float) -> None:
     folder = Path(tempfile.mkdtemp(prefix="kimi-drill-"))
     checkpoint = write_tiny_checkpoint(folder / "checkpoint", "kimi_k25")
     system = System(checkpoint, folder, LIMITS)
-    print(f"load average {os.getloadavg()[0]:.1f} before the drill", flush=True)
+    print(f"log in {folder}; load average {os.getloadavg()[0]:.1f} before the drill", flush=True)
     try:
         goodput_over_peak, at_overload = await overload(system, overload_s)
         async with Traffic(system.http) as traffic:

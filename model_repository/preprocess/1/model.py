@@ -23,7 +23,7 @@ class TritonPythonModel:
     def _preprocess(self, request):
         received_s = time.monotonic()
         triton_io.refuse_unwanted(request, self.board)
-        self.queue.refuse_excess()
+        self.queue.refuse_excess(wants_answer=triton_io.wants(request, "input_ids"))
         self.budget.refuse_when_full()
         result = self.preprocessor.run(
             PreprocessRequest(

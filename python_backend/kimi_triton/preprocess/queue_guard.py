@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep the queue in front of the first step short: what is too much is refused instead of waiting.
+"""Refuse at the first step what would wait too long: in front of it, or in front of the language model.
 
 Triton cannot limit the queue of a model without a batch dimension. It publishes how many requests wait, so the step
-looks there and refuses as many as there are too many, which takes well under a millisecond each.
+looks there and refuses as many as there are too many, which takes well under a millisecond each. The language model
+publishes how many wait for it; what it would refuse is refused here, before pictures are decoded and encoded for it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,26 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.2
 WARN_AFTER = 600  # failures in a row
-PENDING = "nv_inference_pending_request_count"
+LLM_WAITING = re.compile(r"^kimi_llm_waiting\{.*\} (\S+)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
 
 class QueueGuard:
-    """Watches the queue of `model`, which `num_instances` processes with a guard each share."""
+    """Watches the queue of `model`, which `num_instances` processes with a guard each share, and the language model's.
 
-    def __init__(self, metrics_url: str, model: str, num_instances: int, max_waiting: int) -> None:
+    At most `max_waiting` and `max_llm_waiting` requests shall be in them.
+    """
+
+    def __init__(
+        self, metrics_url: str, model: str, num_instances: int, max_waiting: int, max_llm_waiting: int
+    ) -> None:
         self._url = f"http://{metrics_url}/metrics"
-        self._pattern = re.compile(rf'^{PENDING}\{{[^}}]*model="{model}"[^}}]*\}} (\S+)', re.MULTILINE)
+        self._pending = re.compile(
+            rf'^nv_inference_pending_request_count\{{[^}}]*model="{model}"[^}}]*\}} (\S+)', re.MULTILINE
+        )
+        self._max_llm_waiting = max_llm_waiting
+        self._llm_is_full = False
         self._num_instances = num_instances
         self._max_waiting = max_waiting
         self._to_refuse = 0
@@ -46,13 +56,19 @@ class QueueGuard:
             options.model_name,
             options.integer("instances", 1),
             options.integer("max_waiting", 128),
+            options.integer("max_llm_waiting", 256),
         )
 
-    def refuse_excess(self) -> None:
-        """Raise Unavailable when this process still has to refuse requests, counting the one at hand."""
+    def refuse_excess(self, wants_answer: bool) -> None:
+        """Raise Unavailable when this process still has to refuse requests, counting the one at hand.
+
+        Only requests that want an answer, not just rows, go on to the language model.
+        """
         if self._to_refuse > 0:
             self._to_refuse -= 1
             raise Unavailable(f"more than {self._max_waiting} requests wait for the first step")
+        if wants_answer and self._llm_is_full:
+            raise Unavailable(f"{self._max_llm_waiting} requests or more wait for the language model")
 
     def stop(self) -> None:
         self._stopped.set()
@@ -61,9 +77,10 @@ class QueueGuard:
     def look(self) -> None:
         """Count the requests that wait and share out those that are too many."""
         with urllib.request.urlopen(self._url, timeout=2) as response:
-            match = self._pattern.search(response.read().decode(errors="replace"))
-        excess = (int(float(match[1])) if match else 0) - self._max_waiting
+            text = response.read().decode(errors="replace")
+        excess = _total(self._pending, text) - self._max_waiting
         self._to_refuse = -(-excess // self._num_instances) if excess > 0 else 0
+        self._llm_is_full = _total(LLM_WAITING, text) >= max(1, self._max_llm_waiting)
 
     def _run(self) -> None:
         num_failures = 0
@@ -72,7 +89,11 @@ class QueueGuard:
                 self.look()
                 num_failures = 0
             except (OSError, ValueError) as exc:
-                self._to_refuse = 0
+                self._to_refuse, self._llm_is_full = 0, False
                 num_failures += 1
                 if num_failures == WARN_AFTER:  # the endpoint opens when all models are loaded
                     logger.warning("the length of the queue cannot be seen at %s: %s", self._url, exc)
+
+
+def _total(pattern: re.Pattern[str], text: str) -> int:
+    return sum(int(float(value)) for value in pattern.findall(text))

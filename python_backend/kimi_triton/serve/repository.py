@@ -73,6 +73,7 @@ def _fill(models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions
     _set(
         models["preprocess"],
         max_waiting=options.max_waiting,
+        max_llm_waiting=options.llm_max_waiting,
         max_pixel_bytes=options.max_pixel_bytes,
         instances=options.preprocess_instances,
         image_url_hosts=options.image_url_hosts,
