@@ -205,6 +205,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     _add(parser, "vision_instances", type=int, help="Triton instances of the vision tower on the CPU; 0: one")
     _add(parser, "vision_workers", type=int, help="processes of a data or tensor group on the CPU; 0: two")
     _add(parser, "vision_threads", type=int, help="CPU threads of each vision process; 0: the cores shared out")
+    switch = argparse.BooleanOptionalAction
+    _add(parser, "vision_graphs", action=switch, help="replay small packs as CUDA graphs; never with `tensor`")
+    _add(parser, "vision_compile", action=switch, help="compile the vision tower with torch.compile, on GPUs only")
     _add(parser, "vision_stall_timeout_s", type=int, help="seconds without progress until workers are replaced")
     _add(parser, "image_cache_bytes", type=int, help="encoded images that each vision instance remembers; 0: none")
     _add(parser, "llm", choices=LLMS, help="what runs the language model: this server, or vLLM servers")

@@ -37,6 +37,8 @@ class ServeOptions:
     vision_instances: int = 0  # Triton instances on the CPU; 0: one
     vision_workers: int = 0  # processes of each data or tensor group on the CPU; 0: two
     vision_threads: int = 0  # CPU threads of each vision process; 0: the cores shared out
+    vision_graphs: bool = True  # replay small packs as CUDA graphs; never with `tensor`
+    vision_compile: bool = False  # torch.compile the vision tower, on GPUs only
     vision_stall_timeout_s: int = 60  # a worker that gets no further for so long is replaced
     image_cache_bytes: int = IMAGE_CACHE_BYTES  # of each vision instance; 0 turns the cache off
     llm: Llm = "transformers"  # vllm: the language model runs in vLLM servers, see `kimi-triton llm-command`

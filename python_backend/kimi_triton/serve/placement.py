@@ -24,6 +24,8 @@ def place_vision(model: model_config_pb2.ModelConfig, options: ServeOptions, con
         "devices": "" if layout.parallel == "instances" else options.vision_devices,
         "workers": layout.num_workers,
         "threads": layout.num_threads,
+        "graphs": int(options.vision_graphs),
+        "compile": int(options.vision_compile),
         "stall_timeout_s": options.vision_stall_timeout_s,
         "start_timeout_s": round(options.start_timeout_s),
         "image_cache_bytes": options.image_cache_bytes,

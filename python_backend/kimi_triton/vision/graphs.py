@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from kimi_triton.vision.attention import Sequences, sdpa_attention
+from kimi_triton.vision.attention import Sequences
 from kimi_triton.vision.grids import Grid
-from kimi_triton.vision.moonvit import Encoder, VisionModel
+from kimi_triton.vision.moonvit import Encoder
 
 SIZES = (128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)  # patches; above, kernels outlast their launches
 MAX_IMAGES = 16  # in a pack that is replayed; every possible one costs a few empty kernel blocks
@@ -82,17 +82,6 @@ class GraphedEncoder(nn.Module):
             Recording(self.encoder, size, like, freqs_like, self._record) for size in sorted(self._sizes, reverse=True)
         ]
         self._recordings = recordings[::-1]
-
-
-def use_graphs(model: VisionModel, max_patches: int) -> None:
-    """Record graphs for packs of at most `max_patches`. Leaves a model as it is that has no graph-safe attention."""
-    encoder = model.vision_tower.encoder
-    weight = model.vision_tower.patch_embed.proj.weight
-    if weight.device.type != "cuda" or encoder.blocks[0].attention is sdpa_attention:
-        return
-    graphed = GraphedEncoder(encoder, [size for size in SIZES if size <= max_patches], cuda_record())
-    graphed.record_all(weight.new_zeros(1, model.config.hidden_size))
-    model.vision_tower.encoder = graphed  # type: ignore[assignment]
 
 
 def cuda_record() -> Record:

@@ -13,6 +13,7 @@ from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.errors import KimiError
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.vision.encoder import LocalEncoder
+from kimi_triton.vision.gpu import speed_up
 from kimi_triton.vision.grids import Grid
 from kimi_triton.vision.load import load_vision_model, vision_dtype
 from kimi_triton.vision.moonvit import VisionModel
@@ -43,6 +44,12 @@ def load_in_process(options: VisionOptions, on_progress: Callable[[int, int], No
         torch.set_num_threads(options.num_threads)
     device = torch.device("cuda:0" if options.devices else "cpu")
     model = load_from_folder(options.checkpoint, device, options.dtype, on_progress)
+    speed_up(
+        model,
+        max_patches=options.max_patches_per_forward,
+        use_graphs=options.use_graphs,
+        use_compile=options.use_compile,
+    )
     encoder = LocalEncoder(model, device, options.max_patches_per_forward)
     return InProcessEncoder(encoder, WorkLog(options.max_patches_per_forward))
 

@@ -29,6 +29,8 @@ class VisionOptions:
     devices: tuple[str, ...] = ()  # GPUs as CUDA_VISIBLE_DEVICES names them; none: the CPU
     num_workers: int = 1
     num_threads: int = 0  # CPU threads of each process that computes; 0: as torch chooses
+    use_graphs: bool = True  # CUDA graphs of small packs; never with `tensor`
+    use_compile: bool = False  # torch.compile, on GPUs only
     start_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
 
@@ -49,6 +51,8 @@ class VisionOptions:
             devices=tuple(visible_device(device, environment) for device in devices),
             num_workers=num_workers,
             num_threads=options.integer("threads", 0),
+            use_graphs=bool(options.integer("graphs", 1)),
+            use_compile=bool(options.integer("compile", 0)),
             start_timeout_s=options.integer("start_timeout_s", 600),
             stall_timeout_s=options.integer("stall_timeout_s", 60),
         )

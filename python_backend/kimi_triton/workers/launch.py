@@ -44,6 +44,8 @@ def _settings(options: VisionOptions, worker: int, tp_rank: int = 0, tp_size: in
         max_patches_per_forward=options.max_patches_per_forward,
         num_threads=options.num_threads,
         visible_device=options.devices[worker] if options.devices else None,
+        use_graphs=options.use_graphs and tp_size == 1,
+        use_compile=options.use_compile,
         tp_rank=tp_rank,
         tp_size=tp_size,
         collective_timeout_s=2 * options.stall_timeout_s,  # the parent, who knows why, gives up first

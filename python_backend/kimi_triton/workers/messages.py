@@ -20,6 +20,8 @@ class WorkerSettings:
     max_patches_per_forward: int
     num_threads: int
     visible_device: str | None = None  # the one GPU the process sees, as CUDA_VISIBLE_DEVICES names it; None: the CPU
+    use_graphs: bool = False
+    use_compile: bool = False
     tp_rank: int = 0
     tp_size: int = 1
     collective_timeout_s: float = 120.0

@@ -20,6 +20,7 @@ from torch import distributed as dist
 
 from kimi_triton.errors import ConfigError, KimiError
 from kimi_triton.vision.encoder import LocalEncoder
+from kimi_triton.vision.gpu import speed_up
 from kimi_triton.vision.local import load_from_folder
 from kimi_triton.vision.moonvit import VisionModel
 from kimi_triton.workers.exchange import Exchange
@@ -85,6 +86,12 @@ def _load(start: Start, connection: Connection) -> VisionModel:
     announce = _announcer(connection)
     for block in model.vision_tower.encoder.blocks:
         block.register_forward_hook(announce)
+    speed_up(
+        model,
+        max_patches=settings.max_patches_per_forward,
+        use_graphs=settings.use_graphs,
+        use_compile=settings.use_compile,
+    )
     return model
 
 
