@@ -26,7 +26,8 @@ from kimi_triton.llm.step import POLL_INTERVAL_S, LlmStep
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.transformers_engine import TransformersEngine
 from kimi_triton.llm.vllm_body import RequestBody
-from kimi_triton.llm.vllm_engine import VllmEngine, VllmSettings
+from kimi_triton.llm.vllm_engine import VllmEngine
+from kimi_triton.llm.vllm_servers import VllmSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
 from tests.llm.fake_vllm import FakeVllm, rows_of
 from tests.llm.scripted import RecordingCaller, ScriptedDecoder, llm_request

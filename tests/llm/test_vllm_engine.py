@@ -14,8 +14,9 @@ import torch
 from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, Unavailable
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.vllm_body import RequestBody
-from kimi_triton.llm.vllm_engine import VllmEngine, VllmSettings
+from kimi_triton.llm.vllm_engine import VllmEngine
 from kimi_triton.llm.vllm_events import Piece, VllmFailed, parse_piece, read_pieces
+from kimi_triton.llm.vllm_servers import VllmSettings
 from kimi_triton.llm.vllm_urls import parse_urls
 from tests.llm.fake_vllm import FakeVllm, Fault, rows_of
 from tests.llm.scripted import RecordingSink, greedy, token_request

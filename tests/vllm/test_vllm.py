@@ -23,7 +23,7 @@ from kimi_triton.llm.assembly import vllm_step
 from kimi_triton.llm.language_model import load_language_model
 from kimi_triton.llm.step import LlmStep
 from kimi_triton.llm.token_roles import TokenRoles
-from kimi_triton.llm.vllm_engine import VllmSettings
+from kimi_triton.llm.vllm_servers import VllmSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
 from tests.llm.scripted import RecordingCaller, llm_request
 from tests.vllm.vllm_process import VllmProcess

@@ -17,7 +17,8 @@ from kimi_triton.llm.text_rows import TextRows
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.transformers_engine import TransformersEngine
 from kimi_triton.llm.vllm_body import RequestBody
-from kimi_triton.llm.vllm_engine import VllmEngine, VllmSettings
+from kimi_triton.llm.vllm_engine import VllmEngine
+from kimi_triton.llm.vllm_servers import VllmSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
 
 

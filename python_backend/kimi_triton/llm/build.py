@@ -16,7 +16,7 @@ from kimi_triton.llm.assembly import transformers_step, vllm_step
 from kimi_triton.llm.metrics import LLM_METRICS, LlmMetrics
 from kimi_triton.llm.scheduler import EngineLimits
 from kimi_triton.llm.step import LlmStep
-from kimi_triton.llm.vllm_engine import VllmSettings
+from kimi_triton.llm.vllm_servers import VllmSettings
 from kimi_triton.llm.vllm_urls import parse_urls
 from kimi_triton.metric import Metric, MetricSpec
 from kimi_triton.progress import progress_printer

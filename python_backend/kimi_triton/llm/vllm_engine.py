@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,22 +19,9 @@ from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, Unavailab
 from kimi_triton.llm.engine import FinishReason, TokenRequest, TokenSink, as_kimi_error
 from kimi_triton.llm.vllm_body import RequestBody
 from kimi_triton.llm.vllm_events import Piece, VllmFailed, read_pieces
-from kimi_triton.llm.vllm_servers import NETWORK_FAILURES, ServerPool, VllmServer, failure_text
+from kimi_triton.llm.vllm_servers import NETWORK_FAILURES, ServerPool, VllmServer, VllmSettings, failure_text
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """How servers are treated. Times in seconds."""
-
-    connect_timeout_s: float = 5.0
-    stall_timeout_s: float = 60.0  # silence after which a server is taken for dead, also before the first token
-    start_timeout_s: float = 600.0  # how long the first server may take to come up
-    attempts: int = 3  # for one request, over all servers
-    retry_after_s: float = 0.25  # before a server is asked again that has just failed
-    look_every_s: float = 2.0
-    max_live: int = 272  # requests at once
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +52,7 @@ class VllmEngine:
         self._body = body
         self._stop_ids = stop_ids
         self._settings = settings
-        self._pool = ServerPool(urls, settings.connect_timeout_s)
+        self._pool = ServerPool(urls, settings)
         self._builders = ThreadPoolExecutor(2, thread_name_prefix="prompt-embeds")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-engine", daemon=True)
@@ -100,7 +86,7 @@ class VllmEngine:
             if len(self._live) >= self._settings.max_live:
                 raise Unavailable(f"{len(self._live)} requests are running or waiting, the limit")
             self._live[request.request_id] = live
-        self._loop.call_soon_threadsafe(self._begin, live)
+            self._loop.call_soon_threadsafe(self._begin, live)  # before `stop` looks for tasks
 
     def cancel(self, request_id: str) -> bool:
         with self._lock:
@@ -125,23 +111,8 @@ class VllmEngine:
             total=None, sock_connect=self._settings.connect_timeout_s, sock_read=self._settings.stall_timeout_s
         )
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
-        give_up_at = time.monotonic() + self._settings.start_timeout_s
-        await self._pool.look(self._session)
-        while not self._pool.is_up():
-            if time.monotonic() > give_up_at:
-                urls = ", ".join(server.url for server in self._pool.servers)
-                raise ConfigError(
-                    f"no vLLM server was ready within {self._settings.start_timeout_s:.0f} s at {urls}; "
-                    "`kimi-triton llm-command` prints how to start one"
-                )
-            await asyncio.sleep(min(1.0, self._settings.look_every_s))
-            await self._pool.look(self._session)
-        self._looking = asyncio.create_task(self._keep_looking())
-
-    async def _keep_looking(self) -> None:
-        while True:
-            await asyncio.sleep(self._settings.look_every_s)
-            await self._pool.look(self._session)
+        await self._pool.wait_for_one(self._session)
+        self._looking = asyncio.create_task(self._pool.keep_looking(self._session))
 
     async def _close(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}

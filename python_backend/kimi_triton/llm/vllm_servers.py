@@ -5,14 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 
+from kimi_triton.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 NETWORK_FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """How servers are treated. Times in seconds."""
+
+    connect_timeout_s: float = 5.0
+    stall_timeout_s: float = 60.0  # silence after which a server is taken for dead, also before the first token
+    start_timeout_s: float = 600.0  # how long the first server may take to come up
+    attempts: int = 3  # for one request, over all servers
+    retry_after_s: float = 0.25  # before a server is asked again that has just failed
+    look_every_s: float = 2.0
+    max_live: int = 272  # requests at once
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +49,10 @@ class VllmServer:
 class ServerPool:
     """Chooses servers and looks after those that are down."""
 
-    def __init__(self, urls: Sequence[str], connect_timeout_s: float) -> None:
+    def __init__(self, urls: Sequence[str], settings: VllmSettings) -> None:
         self.servers = [VllmServer(url) for url in urls]
-        self._timeout = aiohttp.ClientTimeout(total=connect_timeout_s)
+        self._settings = settings
+        self._timeout = aiohttp.ClientTimeout(total=settings.connect_timeout_s)
 
     def choose(self, tried: Collection[VllmServer]) -> VllmServer:
         """The least loaded server that is up and was not tried, else the best of what is left."""
@@ -43,6 +60,25 @@ class ServerPool:
 
     def is_up(self) -> bool:
         return any(server.is_up for server in self.servers)
+
+    async def wait_for_one(self, session: aiohttp.ClientSession) -> None:
+        """Return when a server is up. Raises ConfigError when none is in time."""
+        give_up_at = time.monotonic() + self._settings.start_timeout_s
+        await self.look(session)
+        while not self.is_up():
+            if time.monotonic() > give_up_at:
+                urls = ", ".join(server.url for server in self.servers)
+                raise ConfigError(
+                    f"no vLLM server was ready within {self._settings.start_timeout_s:.0f} s at {urls}; "
+                    "`kimi-triton llm-command` prints how to start one"
+                )
+            await asyncio.sleep(min(1.0, self._settings.look_every_s))
+            await self.look(session)
+
+    async def keep_looking(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(self._settings.look_every_s)
+            await self.look(session)
 
     async def look(self, session: aiohttp.ClientSession) -> None:
         """Ask every server for its health."""
