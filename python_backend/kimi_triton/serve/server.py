@@ -29,6 +29,7 @@ from kimi_triton.serve.ports import Ports
 from kimi_triton.serve.segments import Segments
 
 EXIT_TIMEOUT_S = 5  # Triton lets requests finish for so long
+START_ATTEMPTS = 3
 KILL_AFTER_S = EXIT_TIMEOUT_S + 2.5
 TIED = Path(__file__).with_name("tied.py")
 ADMIN_HEADER = "kimi-triton-admin"
@@ -91,11 +92,20 @@ class TritonServer:
         on_progress: Callable[[str, float], None] | None = None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Block until every model is ready or `is_stopped`. Raises ConfigError with the server's reason otherwise."""
+        """Block until every model is ready or `is_stopped`. Raises ConfigError with the server's reason otherwise.
+
+        A server that a signal ends is started again: on crowded machines old ones abort while they load, because they
+        take a lock that is held for long for one that is lost.
+        """
         self._on_progress = on_progress
         deadline = time.monotonic() + timeout_s
+        num_restarts = 0
         while time.monotonic() < deadline:
-            if self.process.poll() is not None:
+            if (code := self.process.poll()) is not None:
+                if code < 0 and num_restarts < START_ATTEMPTS - 1 and not is_stopped():
+                    num_restarts += 1
+                    self.restart()
+                    continue
                 self._reader.join(timeout=2)
                 raise ConfigError(self._reason())
             if is_stopped() or self.is_ready:
