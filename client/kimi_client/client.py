@@ -34,7 +34,7 @@ class KimiClient:
     headers        sent with every call, for proxies that want a token
     timeout_s      seconds to wait for an answer, or in a stream for the next piece; float("inf") waits for ever
     tls            certificate files, where the system's own do not suffice
-    shared_memory  hand inputs of 1 MiB and more over in /dev/shm; only for a server on this host that sees the same one
+    shared_memory  hand inputs from 1 MiB over in /dev/shm, by gRPC and for `embed`; only for a server on this host
     transport      instead of a URL, anything that implements `Transport`; for tests
 
     A picture is a path, a data URL, the bytes of a file, a Pillow image, or a uint8 array (height, width[, 1, 3 or 4]).

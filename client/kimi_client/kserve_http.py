@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP bodies of the KServe protocol with Triton's extensions, both ways, without any connection.
 
-`infer` carries a JSON header and then the tensors as bytes; `generate_stream` is JSON alone: inputs by name, strings
-for BYTES, and server-sent events for the responses.
+`infer` carries a JSON header and then the tensors as bytes; `generate` is JSON alone: inputs by name, strings for
+BYTES; `generate_stream` answers with such JSON in server-sent events.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_infer(body: bytes, header_length: int) -> Outputs:
 
 
 def generate_body(request: InferRequest) -> bytes:
-    """Return the body of a `generate_stream` call; pictures go as base64, data URLs as they are."""
+    """Return the body of a `generate` or `generate_stream` call; pictures go as base64, data URLs as they are."""
     fields: dict[str, Any] = {"id": request.request_id}
     for name, elements in request.inputs.items():
         fields[name] = [_image_text(element) for element in elements] if name == "image" else elements[0].decode()
@@ -93,14 +93,15 @@ class EventReader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield _parse_event(line.removeprefix(b"data:"))
+                yield parse_event(line.removeprefix(b"data:"))
 
 
-def _parse_event(text: bytes) -> Mapping[str, Any]:
+def parse_event(text: bytes) -> Mapping[str, Any]:
+    """Read the JSON object of an event or a `generate` response; raises ServerError for anything else."""
     try:
         event = json.loads(text)
     except ValueError as error:
-        raise ServerError(f"the server sent an event that is not JSON: {text[:100]!r}") from error
+        raise ServerError(f"the server sent something that is not JSON: {text[:100]!r}") from error
     if not isinstance(event, dict):
-        raise ServerError(f"expected a JSON object in the event, got {text[:100]!r}")
+        raise ServerError(f"expected a JSON object, got {text[:100]!r}")
     return event
