@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -61,6 +62,7 @@ class VllmProcess:
                 self.kill()
                 raise RuntimeError(self._log_file.read_text(errors="replace")[-3000:])
             time.sleep(0.5)
+        self._warm_up()
         return self
 
     def kill(self) -> None:
@@ -75,6 +77,12 @@ class VllmProcess:
             lines = response.read().decode().splitlines()
         names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
         return sum(float(line.split()[-1]) for line in lines if line.startswith(names))
+
+    def _warm_up(self) -> None:
+        """The first pass of the CPU build takes up to a minute on a busy machine."""
+        body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 2}).encode()
+        request = urllib.request.Request(f"{self.url}/v1/completions", body, {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=START_TIMEOUT_S).close()
 
     def _is_ready(self) -> bool:
         try:
