@@ -7,9 +7,11 @@ torch is imported only by the functions that hand out torch tensors: the preproc
 from __future__ import annotations
 
 import json
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -224,6 +226,35 @@ def answer_batch(
 
 def _outcome(request: Any, result: Outputs | KimiError) -> Any:
     return _error_response(result) if isinstance(result, KimiError) else _response(request, result)
+
+
+class BatchThreads:
+    """Answers several batches of requests at once, each in a thread, for a model whose `execute` returns None."""
+
+    def __init__(self, answer: Callable[[Sequence[Any]], Sequence[Any]], num_threads: int) -> None:
+        """`answer` gives one response for each request of a batch."""
+        self._answer = answer
+        self._free = threading.Semaphore(num_threads)
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="batch")
+
+    def submit(self, requests: Sequence[Any]) -> None:
+        """Return as soon as a thread has taken the batch; meanwhile the server collects the next one."""
+        self._free.acquire()
+        self._threads.submit(self._run, requests)
+
+    def stop(self) -> None:
+        """Wait for the batches that were taken."""
+        self._threads.shutdown()
+
+    def _run(self, requests: Sequence[Any]) -> None:
+        try:
+            responses = self._answer(requests)
+        except Exception as exc:
+            responses = [_error_response(exc)] * len(requests)
+        finally:
+            self._free.release()
+        for request, response in zip(requests, responses, strict=True):
+            request.get_response_sender().send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 class ResponseStream:

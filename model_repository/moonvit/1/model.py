@@ -11,8 +11,14 @@ class TritonPythonModel:
         options = triton_io.StepOptions(args)
         self.step, self.board, self.budget = VisionStep.from_triton(options), options.cancel_board, options.pixel_budget
         self.budget.clear()
+        # Workers with whole copies of the weights are kept busy by several batches at once.
+        threads = self.step.batches_at_once
+        self.threads = triton_io.BatchThreads(self._answer, threads) if threads > 1 else None
 
     def execute(self, requests):
+        return self.threads.submit(requests) if self.threads else self._answer(requests)
+
+    def _answer(self, requests):
         try:
             return triton_io.answer_batch(self._encode, requests, self.board)
         finally:
@@ -36,4 +42,6 @@ class TritonPythonModel:
         )
 
     def finalize(self):
+        if self.threads:
+            self.threads.stop()
         self.step.stop()

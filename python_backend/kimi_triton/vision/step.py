@@ -7,6 +7,7 @@ torch is imported after the process has chosen its device, so nothing here impor
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -50,10 +51,14 @@ class VisionOutputs:
 class VisionStep:
     """An encoder behind request checks."""
 
-    def __init__(self, encoder: RememberingEncoder, config: VisionConfig, metrics: VisionMetrics) -> None:
+    def __init__(
+        self, encoder: RememberingEncoder, config: VisionConfig, metrics: VisionMetrics, batches_at_once: int = 1
+    ) -> None:
+        self.batches_at_once = batches_at_once  # calls of `encode_batch`, from different threads, that are worth it
         self._encoder = encoder
         self._config = config
         self._metrics = metrics
+        self._counting = threading.Lock()
 
     @classmethod
     def from_triton(cls, options: StepOptions) -> VisionStep:
@@ -65,7 +70,8 @@ class VisionStep:
         from kimi_triton.vision.build import build_encoder
 
         encoder, config = build_encoder(vision_options, progress_printer(options.model_name))
-        return cls(encoder, config, VisionMetrics(options.metrics(VISION_METRICS)))
+        batches_at_once = vision_options.num_workers if vision_options.parallel == "data" else 1
+        return cls(encoder, config, VisionMetrics(options.metrics(VISION_METRICS)), batches_at_once)
 
     def encode_batch(self, batch: Sequence[VisionInputs]) -> list[VisionOutputs | KimiError]:
         """Outputs or the error of each request, in order; one that is wrong does not touch the others."""
@@ -97,7 +103,9 @@ class VisionStep:
         return grids
 
     def _count(self, images: Sequence[Image], encoded: Sequence[EncodedImage]) -> None:
-        if images:
+        if not images:
+            return
+        with self._counting:
             self._metrics.count_images((image.grid for image in images), (image.is_cached for image in encoded))
             self._metrics.count_work(self._encoder.work_log.drain())
             self._metrics.publish(
