@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kimi_client import Health, KimiClientError
+from kimi_client import Health, KimiClient, KimiClientError
 from kimi_client.request import CANCEL_MODEL, VISION_MODEL, InferRequest
 from kimi_client.tensors import Outputs
 
@@ -83,3 +83,14 @@ def fake() -> type[FakeTransport]:
 @pytest.fixture
 def make_response() -> Callable[..., Any]:
     return response
+
+
+@pytest.fixture(params=["grpc", "http"])
+def url(request: pytest.FixtureRequest, live_server: Any) -> str:
+    return live_server.grpc_url if request.param == "grpc" else f"http://{live_server.http_url}"
+
+
+@pytest.fixture
+def kimi(url: str) -> Iterator[KimiClient]:
+    with KimiClient(url, timeout_s=60) as client:
+        yield client

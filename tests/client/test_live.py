@@ -7,13 +7,8 @@ import asyncio
 import base64
 import inspect
 import io
-import json
-import os
-import threading
 import time
-import urllib.request
-from collections.abc import Awaitable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,8 +21,6 @@ from kimi_client import (
     AsyncKimiClient,
     InvalidRequest,
     KimiClient,
-    RequestCancelled,
-    RequestTimeout,
     user_message,
 )
 
@@ -35,17 +28,6 @@ pytestmark = pytest.mark.server
 T = TypeVar("T")
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
-
-
-@pytest.fixture(params=["grpc", "http"])
-def url(request: pytest.FixtureRequest, live_server: Any) -> str:
-    return live_server.grpc_url if request.param == "grpc" else f"http://{live_server.http_url}"
-
-
-@pytest.fixture
-def kimi(url: str) -> Iterator[KimiClient]:
-    with KimiClient(url, timeout_s=60) as client:
-        yield client
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -156,64 +138,6 @@ def test_g2_large_payloads_arrive(megabytes: int, kimi: KimiClient) -> None:
     assert len(list(kimi.stream("?", [padded], max_tokens=1))) == 1
 
 
-@pytest.fixture(scope="module")
-def endless(live_server: Any) -> dict[str, Any]:
-    """A question and options whose answer goes on until max_tokens: a penalty below 1 rewards repetition."""
-    options = {"temperature": 0, "repetition_penalty": 0.5}
-    with KimiClient(live_server.grpc_url) as client:
-        for question in ("story", "x y z", "a", "hello", "b", "c", "d", "one", "tell"):
-            if client.ask(question, max_tokens=300, **options).finish_reason == "length":  # type: ignore[arg-type]
-                return {"prompt": question, "options": {**options, "max_tokens": 100_000}}
-    raise AssertionError("no question has a long answer")
-
-
-def is_running(kimi: KimiClient, request_id: str) -> bool:
-    """Ids of live requests are refused, which shows from outside what still runs."""
-    with suppress(RequestCancelled):  # an id is refused for a moment after it was cancelled, too
-        try:
-            kimi.ask("?", max_tokens=1, request_id=request_id)
-        except InvalidRequest as error:
-            return "still running" in str(error)
-    return False
-
-
-def stops_within(seconds: float, kimi: KimiClient, request_id: str) -> bool:
-    deadline = time.monotonic() + seconds
-    while is_running(kimi, request_id):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_g4_a_stream_left_early_stops_on_the_server(kimi: KimiClient, endless: dict[str, Any]) -> None:
-    with kimi.stream(endless["prompt"], **endless["options"]) as stream:
-        for _ in range(5):
-            next(stream)
-        assert is_running(kimi, stream.request_id)
-    assert stops_within(0.5, kimi, stream.request_id)
-
-
-def test_g4_a_timeout_stops_on_the_server(kimi: KimiClient, endless: dict[str, Any]) -> None:
-    with pytest.raises(RequestTimeout, match=r"no answer within 0\.5 s"):
-        kimi.ask(endless["prompt"], timeout_s=0.5, request_id=f"timeout {id(kimi)}", **endless["options"])
-    assert stops_within(0.5, kimi, f"timeout {id(kimi)}")
-
-
-def test_cancel_by_id_ends_the_stream_of_another_reader(kimi: KimiClient, endless: dict[str, Any]) -> None:
-    stream = kimi.stream(endless["prompt"], **endless["options"])
-    next(stream)
-    outcome: list[bool] = []
-    canceller = threading.Timer(0.2, lambda: outcome.append(kimi.cancel(stream.request_id)))
-    canceller.start()
-    for _ in stream:
-        pass
-    canceller.join()
-    assert outcome == [True]
-    assert stream.answer.finish_reason == "cancelled"
-    assert kimi.cancel(stream.request_id) is False
-
-
 def test_sixteen_at_once_answer_as_one_by_one(url: str) -> None:
     questions = [(f"What is {i}?", [noise(28 + 14 * i, 56, seed=i)] if i % 2 else []) for i in range(16)]
 
@@ -224,30 +148,6 @@ def test_sixteen_at_once_answer_as_one_by_one(url: str) -> None:
 
     serial, together = asyncio.run(ask_all())
     assert [said(answer) for answer in together] == [said(answer) for answer in serial]
-
-
-def shared_regions(live_server: Any) -> list[Any]:
-    address = f"http://{live_server.http_url}/v2/systemsharedmemory/status"
-    with urllib.request.urlopen(address, timeout=10) as response:
-        regions: list[Any] = json.load(response)
-    return regions
-
-
-def test_shared_memory_gives_the_same_answer_and_leaves_nothing(live_server: Any, url: str) -> None:
-    large = png(noise(900, 700))
-    assert len(large) > 1 << 20
-    with KimiClient(url) as plain, KimiClient(url, shared_memory=True) as shared:
-        assert said(shared.ask("What?", [large], **GREEDY)) == said(plain.ask("What?", [large], **GREEDY))
-        assert np.array_equal(shared.embed([large])[0], plain.embed([large])[0])
-    assert shared_regions(live_server) == []
-    assert list(Path("/dev/shm").glob(f"kimi_client_{os.getpid()}_*")) == []
-
-
-def test_g4_an_abandoned_call_gives_its_shared_memory_back(live_server: Any, url: str, endless: dict[str, Any]) -> None:
-    large = png(noise(900, 700))
-    with KimiClient(url, shared_memory=True) as shared, pytest.raises(RequestTimeout):
-        shared.ask(endless["prompt"], [large], timeout_s=0.05, **endless["options"])
-    assert shared_regions(live_server) == []
 
 
 def test_logprobs_come_for_every_token_when_asked_for(kimi: KimiClient) -> None:
