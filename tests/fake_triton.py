@@ -79,6 +79,29 @@ class Request:
         return self.timeout_us
 
 
+class MetricFamily:
+    COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        self.name, self.description, self.kind = name, description, kind
+
+    def Metric(self, labels: dict[str, str], buckets: list[float] | None = None) -> Metric:  # noqa: N802 (its name)
+        return Metric(self, labels, buckets)
+
+
+@dataclass
+class Metric:
+    family: MetricFamily
+    labels: dict[str, str]
+    buckets: list[float] | None
+    values: list[float] = field(default_factory=list)
+
+    def increment(self, value: float) -> None:
+        self.values.append(value)
+
+    set = observe = increment
+
+
 class Logger:
     errors: ClassVar[list[str]] = []
 
@@ -94,7 +117,7 @@ def get_input_tensor_by_name(request: Request, name: str) -> Tensor | None:
 def install() -> ModuleType:
     """Put the stand-in where `import triton_python_backend_utils` finds it."""
     module = ModuleType("triton_python_backend_utils")
-    for value in (Tensor, TritonError, InferenceResponse, Logger, get_input_tensor_by_name):
+    for value in (Tensor, TritonError, InferenceResponse, MetricFamily, Logger, get_input_tensor_by_name):
         setattr(module, value.__name__, value)
     module.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # type: ignore[attr-defined]
     return sys.modules.setdefault(module.__name__, module)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable
+from kimi_triton.metric import MetricSpec
 from tests import fake_triton
 
 fake_triton.install()
@@ -172,3 +174,55 @@ def test_g4_what_is_cancelled_or_overdue_takes_no_part_in_a_batch(tmp_path: Path
     ]  # fmt: skip
     assert board.outcome("gone") is True
     assert triton_io.answer_batch(work, requests[1:2], board)[0].error is None
+
+
+def test_batches_are_answered_in_threads_as_many_at_once_as_there_are() -> None:
+    at_work, proceed = threading.Semaphore(0), threading.Event()
+
+    def answer(requests: Sequence[object]) -> list[fake_triton.InferenceResponse]:
+        at_work.release()
+        assert proceed.wait(10)
+        return [fake_triton.InferenceResponse() for _ in requests]
+
+    threads = triton_io.BatchThreads(answer, 2)
+    batches = [[fake_triton.Request({}) for _ in range(size)] for size in (2, 1, 3)]
+    for batch in batches[:2]:
+        threads.submit(batch)
+        assert at_work.acquire(timeout=10)
+    third = threading.Thread(target=threads.submit, args=(batches[2],))
+    third.start()
+    third.join(0.1)
+    assert third.is_alive()  # it waits with the server, which adds to it
+    proceed.set()
+    third.join(10)
+    threads.stop()
+    assert [[flags for _, flags in request.sender.sent] for batch in batches for request in batch] == [[1]] * 6
+
+
+def test_a_batch_whose_answer_raises_is_answered_with_errors() -> None:
+    def fail(_requests: Sequence[object]) -> list[object]:
+        raise Unavailable("gone")
+
+    threads = triton_io.BatchThreads(fail, 1)
+    requests = [fake_triton.Request({}), fake_triton.Request({})]
+    threads.submit(requests)
+    threads.stop()
+    assert [request.sender.sent[0][0].error.code for request in requests] == ["UNAVAILABLE"] * 2
+
+
+def test_metrics_are_labelled_with_model_and_instance() -> None:
+    specs = [
+        MetricSpec("images", "counter", "Images"),
+        MetricSpec("bytes", "gauge", "Bytes"),
+        MetricSpec("ms", "histogram", "Milliseconds", (1, 10)),
+    ]
+    metrics = triton_io.StepOptions(ARGS).metrics(specs)
+    metrics["images"].increment(2)
+    metrics["ms"].observe(3)
+    assert list(metrics) == ["images", "bytes", "ms"]
+    for spec, metric in zip(specs, metrics.values(), strict=True):
+        assert metric.family.name == spec.name
+        assert metric.family.kind == spec.kind
+        assert metric.labels == {"model": "llm", "instance": "llm_0_0"}
+    assert metrics["ms"].buckets == [1, 10]
+    assert metrics["images"].buckets is None
