@@ -25,10 +25,10 @@ Body = dict[str, Any]
 
 
 def picture(width: int, height: int, seed: int) -> str:
-    """A PNG of coloured noise as base64 text."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    """A JPEG of soft coloured clouds, as large as a photograph of that size, as base64 text."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 14 + 1, width // 14 + 1, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=85)
     return base64.b64encode(file.getvalue()).decode()
 
 
@@ -142,7 +142,8 @@ class Traffic:
         await asyncio.gather(*tasks)
 
     async def _post(self, model: str, body: Body) -> dict[str, Any]:
-        async with self._session.post(f"{self._url}/v2/models/{model}/generate", json=body) as response:
+        url = f"{self._url}/v2/models/{model}/generate"
+        async with self._session.post(url, data=json.dumps(body).encode()) as response:
             text = await response.text()
         try:
             answer: dict[str, Any] = json.loads(text)
