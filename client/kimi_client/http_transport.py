@@ -77,7 +77,7 @@ class HttpTransport:
         ready = {name: await self._is_ok(f"models/{name}/ready") for name in models}
         with _translated():
             async with self._session.get(self._url) as response:
-                version = (await response.json())["version"]
+                version = parse_event(await response.read())["version"]
         return Health(is_live, is_ready, ready, version)
 
     async def close(self) -> None:
