@@ -7,13 +7,17 @@ IMAGE ?=
 OUTPUT := bench-output
 FULL_SIZE := $(OUTPUT)/full_size_checkpoint
 
-.PHONY: demo test lint clean bench load perf-analyzer leak vllm-env test-vllm bench-llm drill soak fuzz lint-docker
+.PHONY: demo test test-gpu lint clean bench load perf-analyzer leak vllm-env test-vllm bench-llm drill soak fuzz lint-docker
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kimi_triton.demo $(IMAGE)
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
+
+# On a machine with one GPU; prints what it measures.
+test-gpu: $(VENV)/.installed
+	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
@@ -27,7 +31,7 @@ bench: $(VENV)/.installed
 bench-preprocess: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.bench_preprocess
 
-bench-encoder bench-overhead bench-cache bench-scaling: bench-%: $(VENV)/.installed
+bench-encoder bench-overhead bench-cache bench-scaling bench-parallel: bench-%: $(VENV)/.installed
 	$(BIN)/python -m tests.benchmarks.bench_$* $(FULL_SIZE)
 
 # Faults under load, twenty minutes of mixed load, and an hour of made-up input; figures and faults are printed.

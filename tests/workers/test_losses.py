@@ -142,9 +142,8 @@ def test_e3_every_request_ends_while_workers_are_killed_20_times(tiny_k25: Path)
 
 @pytest.mark.parametrize("parallel", ["data", "tensor"])
 def test_workers_do_not_outlive_a_killed_parent(tiny_k25: Path, parallel: Parallel) -> None:
-    parent = subprocess.Popen(
-        [sys.executable, "-c", ORPHAN_MAKER, str(tiny_k25), parallel], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", ORPHAN_MAKER, str(tiny_k25), parallel]
+    parent = subprocess.Popen(command, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True)
     with parent:
         assert parent.stdout is not None
         workers = [int(pid) for pid in parent.stdout.readline().split()]
