@@ -17,6 +17,8 @@ Group = model_config_pb2.ModelInstanceGroup
 def place_vision(model: model_config_pb2.ModelConfig, options: ServeOptions, config: VisionConfig) -> None:
     """Fill in the step's config. Raises ConfigError for a layout that this tower or these options do not allow."""
     layout = plan_vision(options, config)
+    if layout.parallel == "instances" and len(layout.devices) > 1 and not layout.devices[0]:
+        model.max_batch_size = 1  # on the CPU a batch gains nothing, and would leave the other instances idle
     del model.instance_group[:]
     model.instance_group.extend(instance_groups(model.name, layout))
     parameters = {
