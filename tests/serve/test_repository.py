@@ -137,3 +137,18 @@ def test_a_damaged_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "llm" / "config.pbtxt").write_text('name: "llm"\nno_such_field: 1\n')
     with pytest.raises(ConfigError, match=r"config\.pbtxt.*no_such_field"):
         read_repository(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_limited"), [((2, 51), False), ((2, 64), False), ((2, 65), True), ((3, 0), True)]
+)
+def test_newer_fields_are_written_only_for_servers_that_know_them(
+    version: tuple[int, int], is_limited: bool, tiny_k25: Path, tmp_path: Path
+) -> None:
+    options = ServeOptions(checkpoint=tiny_k25, max_waiting=9)
+    config = Checkpoint(tiny_k25).config
+    write_repository(tmp_path, options, config, grpc_port=1, metrics_port=2, server_version=version)
+    limited = [
+        file.parent.name for file in tmp_path.glob("*/config.pbtxt") if "max_inflight_requests: 9" in file.read_text()
+    ]
+    assert sorted(limited) == (["kimi_vision", "kimi_vl"] if is_limited else [])

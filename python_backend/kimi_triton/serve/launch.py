@@ -37,7 +37,14 @@ def launch(
     installation = find_server(run_folder)
     ports = Ports.choose(options.host, options.http_port, options.grpc_port, options.metrics_port)
     repository = options.model_repository or run_folder / "repository"
-    write_repository(repository, options, checkpoint.config, grpc_port=ports.grpc, metrics_port=ports.metrics)
+    write_repository(
+        repository,
+        options,
+        checkpoint.config,
+        grpc_port=ports.grpc,
+        metrics_port=ports.metrics,
+        server_version=installation.version,
+    )
     log_file = options.log_file or run_folder / "server.log"
     try:
         with TritonServer(installation, repository, options.host, ports, log_file) as server:

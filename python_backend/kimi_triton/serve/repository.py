@@ -17,6 +17,8 @@ from kimi_triton.serve.placement import place_vision
 from kimi_triton.serve.wiring import check_wiring
 
 CONFIG_FILE = "config.pbtxt"
+OLDEST_SERVER = (2, 51)
+FIRST_WITH_INFLIGHT_LIMIT = (2, 65)  # between the steps of an ensemble; older ones cannot parse the field
 
 
 def template_folder() -> Path:
@@ -40,9 +42,18 @@ def read_repository(folder: Path) -> dict[str, model_config_pb2.ModelConfig]:
 
 
 def write_repository(
-    folder: Path, options: ServeOptions, config: CheckpointConfig, *, grpc_port: int, metrics_port: int
+    folder: Path,
+    options: ServeOptions,
+    config: CheckpointConfig,
+    *,
+    grpc_port: int,
+    metrics_port: int,
+    server_version: tuple[int, int] = OLDEST_SERVER,
 ) -> Path:
-    """Write a ready repository into `folder`, which plain `tritonserver --model-repository` can serve too."""
+    """Write a ready repository into `folder`, which plain `tritonserver --model-repository` can serve too.
+
+    Fields that a server of `server_version` would not know are left out.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source = template_folder()
     models = read_repository(source)
@@ -56,8 +67,16 @@ def write_repository(
             source / name, folder / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", CONFIG_FILE)
         )
         (folder / name / "1").mkdir(exist_ok=True)
-        (folder / name / CONFIG_FILE).write_text(text_format.MessageToString(model))
+        (folder / name / CONFIG_FILE).write_text(_text(model, options, server_version))
     return folder
+
+
+def _text(model: model_config_pb2.ModelConfig, options: ServeOptions, server_version: tuple[int, int]) -> str:
+    text: str = text_format.MessageToString(model)
+    if model.platform == "ensemble" and server_version >= FIRST_WITH_INFLIGHT_LIMIT:
+        limit = f"ensemble_scheduling {{\n  max_inflight_requests: {options.max_waiting}\n"
+        text = text.replace("ensemble_scheduling {\n", limit, 1)
+    return text
 
 
 def _fill(models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions, config: CheckpointConfig) -> None:
