@@ -36,14 +36,15 @@ def caller(triton: LiveServer) -> Caller:
 
 
 def test_streamed_and_whole_answers_agree_and_depend_on_the_picture(caller: Caller, png: Any) -> None:
-    texts = []
+    texts: list[bytes] = []
     for seed in (1, 2, 1):
         images = [png(56, 84, seed=seed)]
         streamed = caller.ask(QUESTION, images, stream=True, temperature=0, max_tokens=16)
         whole = caller.unary(QUESTION, images, temperature=0, max_tokens=16)
         assert streamed.text == whole["text_output"].decode()
         assert streamed.finals == [False] * (len(streamed.finals) - 1) + [True]
-        texts.append(streamed.text)
+        assert streamed.last["completion_tokens"] == whole["completion_tokens"]
+        texts.append(whole["reasoning_output"] + whole["text_output"])
     assert texts[0] == texts[2] != texts[1]
 
 
