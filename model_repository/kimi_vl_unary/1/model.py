@@ -2,16 +2,25 @@
 """One whole answer of kimi_vl per request, for callers that cannot stream. The contract is config.pbtxt, next door."""
 
 from kimi_triton import triton_io
+from kimi_triton.errors import KimiError
+from kimi_triton.preprocess.queue_guard import QueueGuard
 from kimi_triton.unary import UnaryFront
 
 
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
+        self.queue = QueueGuard.from_triton(options)
         self.front = UnaryFront(options.text("grpc_url"), options.cancel_board, options.integer("max_live", 512))
 
     def execute(self, requests):
         for request in requests:
+            stream = triton_io.ResponseStream(request)
+            try:
+                self.queue.refuse_excess(wants_answer=True)
+            except KimiError as exc:
+                stream.fail(exc)
+                continue
             inputs = {
                 name: triton_io.read_bytes(request, name)
                 for name in ("text_input", "messages", "image", "sampling_parameters")
@@ -21,8 +30,9 @@ class TritonPythonModel:
                 triton_io.read_parameters(request),
                 request.request_id(),
                 triton_io.timeout_s(request),
-                triton_io.ResponseStream(request),
+                stream,
             )
 
     def finalize(self):
+        self.queue.stop()
         self.front.stop()

@@ -60,7 +60,8 @@ def write_repository(
     _fill(models, options, config)
     host = _loopback(options.host)
     _set(models["kimi_vl_unary"], grpc_url=f"{host}:{grpc_port}")
-    _set(models["preprocess"], metrics_url=f"{host}:{metrics_port}")
+    for name in ("preprocess", "kimi_vl_unary"):
+        _set(models[name], metrics_url=f"{host}:{metrics_port}", max_llm_waiting=options.llm_max_waiting)
     check_wiring(models)
     for name, model in models.items():
         shutil.copytree(
@@ -92,7 +93,6 @@ def _fill(models: dict[str, model_config_pb2.ModelConfig], options: ServeOptions
     _set(
         models["preprocess"],
         max_waiting=options.max_waiting,
-        max_llm_waiting=options.llm_max_waiting,
         max_pixel_bytes=options.max_pixel_bytes,
         instances=options.preprocess_instances,
         image_url_hosts=options.image_url_hosts,
