@@ -63,7 +63,7 @@ class FakeVllm(ScriptedDecoder):
 
     def stop(self) -> None:
         """End at once, whatever is being answered."""
-        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(timeout=10)
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -79,6 +79,14 @@ class FakeVllm(ScriptedDecoder):
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.port = self._runner.addresses[0][1]
+
+    async def _close(self) -> None:
+        await self._runner.cleanup()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0.02)  # until the sockets of these are closed too
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
