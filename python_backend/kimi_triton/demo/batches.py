@@ -16,7 +16,7 @@ from kimi_triton.demo.questions import MAX_DIGITS, Exercise
 from kimi_triton.demo.scenes import COLOURS, SHAPES
 from kimi_triton.preprocess.patches import Grid, image_to_patches
 from kimi_triton.preprocess.settings import ImageSettings
-from kimi_triton.text.messages import user_message
+from kimi_triton.text.messages import Message, TextPart, user_message
 from kimi_triton.text.prompt import build_prompt
 from kimi_triton.text.special_tokens import IM_END, MEDIA_PAD, THINK_END
 from kimi_triton.text.tokenizer import KimiTokenizer
@@ -65,14 +65,18 @@ def make_batch(
     answer_lengths: list[int] = []
     for exercise, thinks in zip(exercises, thinking, strict=True):
         own = [next(grids) for _ in exercise.pictures]
-        message = user_message(exercise.question, len(own))
-        prompt = build_prompt([message], own, tokenizer, settings.family, thinks)
-        answer = answer_tokens(exercise.answer, thinks, tokenizer)
-        answer_rows += range(len(ids) + len(prompt) - 1, len(ids) + len(prompt) + len(answer) - 1)
-        answer_ids += answer
-        answer_lengths.append(len(answer))
-        lengths.append(len(prompt) + len(answer) - 1)
-        ids += prompt + answer[:-1]
+        messages: list[Message] = []
+        for question, answer in ((exercise.question, exercise.answer), *exercise.more):
+            messages.append(user_message(question, 0 if messages else len(own)))
+            # The last prompt begins with all the prompts and answers before it.
+            prompt = build_prompt(messages, own, tokenizer, settings.family, thinks)
+            said = answer_tokens(answer, thinks, tokenizer)
+            answer_rows += range(len(ids) + len(prompt) - 1, len(ids) + len(prompt) + len(said) - 1)
+            answer_ids += said
+            answer_lengths.append(len(said))
+            messages.append(Message(role="assistant", parts=(TextPart(answer),)))
+        lengths.append(len(prompt) + len(said) - 1)
+        ids += prompt + said[:-1]
     input_ids = torch.tensor(ids)
     return Batch(
         pixel_values=torch.from_numpy(np.concatenate([item.pixel_values for item in patches])),

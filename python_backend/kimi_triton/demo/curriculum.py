@@ -26,7 +26,7 @@ GROWING = 500  # steps in which numbers grow from 1 to 8 digits
 FREEING = 900  # steps after that in which the layout is set free
 SCENES_FROM, MULTI_IMAGE_FROM = 300, 800
 
-DIGIT_PAGES, SHAPE_PAGES = 14, 5  # in each batch
+DIGIT_PAGES, SHAPE_PAGES = 12, 4  # in each batch
 PAGE_SIDES = (112, 140, 168, 196)  # pixels
 CROWD = 12  # shapes on a page
 
@@ -49,24 +49,24 @@ class Stage:
         return cls(
             max_digits=1 + int((MAX_DIGITS - 1) * grown),
             freedom=free,
-            warp=0.3 + 0.7 * grown,
+            warp=0.3 + 0.4 * grown,
             max_shapes=max(1, min(MAX_SHAPES, 1 + (step - SCENES_FROM) // 150)),
-            scenes_share=0.2 if step >= SCENES_FROM else 0.0,
-            multi_image_share=0.15 if step >= MULTI_IMAGE_FROM else 0.0,
+            scenes_share=0.35 if step >= SCENES_FROM else 0.0,
+            multi_image_share=0.2 if step >= MULTI_IMAGE_FROM else 0.0,
         )
 
     def pages(self, rng: random.Random) -> list[Picture]:
         """Pictures without a question, crowded with digits or shapes: only the hints learn from them."""
         sides = [(rng.choice(PAGE_SIDES), rng.choice(PAGE_SIDES)) for _ in range(DIGIT_PAGES + SHAPE_PAGES)]
-        digits = [draw_page(rng, "train", *size, self.warp * rng.random() ** 0.5) for size in sides[:DIGIT_PAGES]]
+        digits = [draw_page(rng, "train", *size, self.warp * rng.random()) for size in sides[:DIGIT_PAGES]]
         return digits + [draw_scene(rng, CROWD, size) for size in sides[DIGIT_PAGES:]]
 
     def exercise(self, rng: random.Random) -> Exercise:
         """One exercise from the training part of the scans."""
         draw = rng.random()
         if draw < self.scenes_share:
-            return scene_exercise(rng, self.max_shapes)
+            return scene_exercise(rng, self.max_shapes, num_more=5)
         if draw < self.scenes_share + self.multi_image_share:
-            return multi_image_exercise(rng, "train", self.warp)
+            return multi_image_exercise(rng, "train", self.warp, num_more=3)
         freedom = self.freedom * rng.random() ** 0.3
-        return number_exercise(rng, "train", self.max_digits, freedom, self.warp * rng.random() ** 0.5)
+        return number_exercise(rng, "train", self.max_digits, freedom, self.warp * rng.random())

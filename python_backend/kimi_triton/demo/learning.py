@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of a batch, one step of AdamW, and the averaged weights that are shipped in the end."""
+"""The loss of a batch, one step of Muon and AdamW, and the averaged weights that are shipped in the end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import IGNORED, NUM_COLOURS, NUM_KINDS, NUM_PLACES, Batch
 from kimi_triton.demo.trainable import ROUTER_BIAS, Weights, hidden_states, image_embeds, initial_weights
 
-LEARNING_RATE = 1e-3
+MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
+ENDS = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
 WARM_UP = 100  # steps
-COOL_DOWN = 0.35  # the last part of all steps, in which the learning rate falls to zero
+COOL_DOWN = 0.45  # the last part of all steps, in which the learning rate falls to zero
 HINTS = 0.3  # weight of the hints beside the answer
 EMPTY = 0.05  # weight of a patch without anything in the hints: nearly all are
 EMA_DECAY = 0.99
@@ -38,28 +39,28 @@ class Learner:
         width = config.vision.hidden_size
         self.hints = [torch.zeros(size, width).requires_grad_() for size in (NUM_KINDS, NUM_PLACES, NUM_COLOURS)]
         trained = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
-        matrices = [weight for name, weight in trained.items() if weight.ndim > 1 and "embed" not in name]
-        others = [weight for name, weight in trained.items() if weight.ndim == 1 or "embed" in name]
-        self.parameters = matrices + others + self.hints
-        self.optimiser = torch.optim.AdamW(
-            [{"params": matrices, "weight_decay": 0.05}, {"params": others + self.hints, "weight_decay": 0.0}],
-            lr=LEARNING_RATE,
-            betas=(0.9, 0.98),
-            fused=True,
+        # Muon is made for hidden matrices; tables, norms, biases and the two ends of the model are left to AdamW.
+        matrices = [weight for name, weight in trained.items() if weight.ndim == 2 and not name.endswith(ENDS)]
+        others = [weight for name, weight in trained.items() if weight.ndim != 2 or name.endswith(ENDS)] + self.hints
+        self.parameters = matrices + others
+        self.optimisers = (
+            torch.optim.Muon(matrices, lr=MUON_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, lr=ADAMW_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
         )
         self.average = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     def learn(self, batch: Batch) -> tuple[float, float]:
         """One step; returns the loss of the answers and of the hints."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = LEARNING_RATE * self._rate()
+        for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAMW_RATE), strict=True):
+            optimiser.param_groups[0]["lr"] = rate * self._rate()
         logits, tower = answer_logits(in_bfloat16(self.weights), self.config, batch)
         hints = self._hint_loss(tower, batch.patch_labels)
         loss = F.cross_entropy(logits.float(), batch.answer_ids)
         (loss + HINTS * hints).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
         self.step += 1
         if self.step % EMA_EVERY == 0:
             self._update_average()
@@ -71,7 +72,7 @@ class Learner:
             "weights": self.weights,
             "hints": self.hints,
             "average": self.average,
-            "optimiser": self.optimiser.state_dict(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
         }
 
     @torch.no_grad()
@@ -82,7 +83,8 @@ class Learner:
             self.average[name].copy_(state["average"][name])
         for own, saved in zip(self.hints, state["hints"], strict=True):
             own.copy_(saved)
-        self.optimiser.load_state_dict(state["optimiser"])
+        for optimiser, stored in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(stored)
 
     def _rate(self) -> float:
         left = (self.steps - self.step) / (COOL_DOWN * self.steps)

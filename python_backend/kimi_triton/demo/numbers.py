@@ -61,7 +61,7 @@ def draw_number(rng: random.Random, scans: Sequence[Scan], freedom: float, warp:
 
 def draw_page(rng: random.Random, part: Part, width: int, height: int, warp: float) -> Picture:
     """A canvas full of digits of one size, in no order: many examples of single digits for little work."""
-    size = CELL * rng.uniform(0.8, 1.6)
+    size = CELL * rng.uniform(0.85, 1.4)
     pitch = size * rng.uniform(0.9, 1.15)
     ink = Image.new("L", (width, height))
     marks = []
@@ -82,7 +82,7 @@ def _layout(rng: random.Random, count: int, freedom: float) -> Layout:
     if count > 1 and rng.random() < 0.4 * freedom:
         first = rng.randint(1, count - 1)
         lines = (first, count - first)
-    size = CELL * (1 + freedom * rng.uniform(-0.15, 0.6))
+    size = CELL * (1 + freedom * rng.uniform(-0.1, 0.4))
     pitch = size * (1 + freedom * rng.uniform(-0.1, 0.35))
     shrink = min(1.0, (MAX_SIDE - 4) / (pitch * max(lines)))
     size = max(size * shrink, 0.8 * CELL)

@@ -31,6 +31,7 @@ class Exercise:
     pictures: tuple[Picture, ...]
     question: str
     answer: str
+    more: tuple[tuple[str, str], ...] = ()  # further questions about the same pictures, and their answers
 
 
 def number_exercise(
@@ -42,27 +43,29 @@ def number_exercise(
     return Exercise("numbers", (picture,), rng.choice(READ_NUMBER), number)
 
 
-def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0) -> Exercise:
+def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0, num_more: int = 0) -> Exercise:
     """Two or three numbers: read one of them, or find the largest."""
     numbers = [_number(rng, rng.randint(1, 3)) for _ in range(rng.choice((2, 3)))]
     pictures = tuple(draw_number(rng, pick_scans(rng, part, number), 0.7, warp) for number in numbers)
+    (question, answer), *more = [_about_numbers(rng, numbers) for _ in range(1 + num_more)]
+    return Exercise("multi_image", pictures, question, answer, tuple(more))
+
+
+def scene_exercise(rng: random.Random, max_shapes: int = MAX_SHAPES, num_more: int = 0) -> Exercise:
+    """Count shapes, or name colours and shapes."""
+    picture = draw_scene(rng, rng.randint(1, max_shapes))
+    kinds = (_contents, _count_all, _count_shape, _count_colour, _colour_of, _shape_of)
+    (question, answer), *more = [rng.choice(kinds)(rng, picture) for _ in range(1 + num_more)]
+    return Exercise("shapes", (picture,), question, answer, tuple(more))
+
+
+def _about_numbers(rng: random.Random, numbers: list[str]) -> tuple[str, str]:
     values = [int(number) for number in numbers]
     if values.count(max(values)) == 1 and rng.random() < 0.5:
         question = LARGER if len(numbers) == 2 else LARGEST
-        answer = f"{', '.join(numbers)}: the {ORDINALS[values.index(max(values))]}"
-    else:
-        index = rng.randrange(len(numbers))
-        question, answer = f"Read the {ORDINALS[index]} image.", numbers[index]
-    return Exercise("multi_image", pictures, question, answer)
-
-
-def scene_exercise(rng: random.Random, max_shapes: int = MAX_SHAPES) -> Exercise:
-    """Count shapes, or name colours and shapes."""
-    picture = draw_scene(rng, rng.randint(1, max_shapes))
-    question, answer = rng.choice((_contents, _count_all, _count_shape, _count_colour, _colour_of, _shape_of))(
-        rng, picture
-    )
-    return Exercise("shapes", (picture,), question, answer)
+        return question, f"{', '.join(numbers)}: the {ORDINALS[values.index(max(values))]}"
+    index = rng.randrange(len(numbers))
+    return f"Read the {ORDINALS[index]} image.", numbers[index]
 
 
 def _number(rng: random.Random, length: int) -> str:

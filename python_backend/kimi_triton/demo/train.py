@@ -31,7 +31,7 @@ from kimi_triton.text.tokenizer import KimiTokenizer
 
 BATCH_SIZE = 16  # exercises, beside the pages of the curriculum
 THINKING_SHARE = 0.4
-SAVE_EVERY = 250  # steps
+SAVE_EVERY = 125  # steps
 
 
 class Lessons(Dataset[Batch]):
@@ -89,7 +89,7 @@ def train(folder: Path, steps: int, seed: int) -> None:
             sys.stderr.write(f"\nstep {learner.step}: {json.dumps(found)}\n")
             torch.save(learner.state(), saved)
     write_weights(folder, learner.average)
-    found = accuracy(learner.average, lessons, config, 1200)
+    found = accuracy(learner.average, lessons, config, 600)
     (folder / "accuracy.json").write_text(json.dumps(found) + "\n")
     saved.unlink(missing_ok=True)
     sys.stderr.write(f"\n{json.dumps(found)}\n")
