@@ -7,10 +7,14 @@ IMAGE ?=
 OUTPUT := bench-output
 FULL_SIZE := $(OUTPUT)/full_size_checkpoint
 
-.PHONY: demo test test-gpu lint clean bench load perf-analyzer leak vllm-env test-vllm bench-llm drill soak fuzz lint-docker
+.PHONY: demo accuracy test test-gpu lint clean bench load perf-analyzer leak vllm-env test-vllm bench-llm drill soak fuzz lint-docker
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m kimi_triton.demo $(IMAGE)
+
+# Several hundred held-out pictures through a running server; ends with a JSON line.
+accuracy: $(VENV)/.installed
+	$(BIN)/python -m kimi_triton.demo.accuracy
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest -q
