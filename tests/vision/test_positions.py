@@ -68,7 +68,8 @@ def test_d3_keys_carry_the_dtype() -> None:
     full = embedding([(1, 4, 6)])
     half = embedding.bfloat16()([(1, 4, 6)])
     assert half.dtype == torch.bfloat16
-    assert torch.allclose(full, half.float(), rtol=2**-8, atol=2**-8)
+    # Each weight is rounded to 8 bits, and bicubic weights of both signs add up to less than 4 roundings.
+    assert torch.allclose(full, half.float(), rtol=2**-6, atol=2**-6)
 
 
 def test_single_images_have_no_temporal_term_and_chunks_have_one_per_frame() -> None:
