@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second of one vLLM server, asked through Triton with a picture and asked directly with ready embeddings.
 
-Pictures are encoded anew each time: the cache of the vision step is off.
+Pictures are encoded anew each time, and vLLM computes each prompt anew: both caches are off. Otherwise the direct way,
+which sends the same bytes again and again, would skip its prompts.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def measure(folder: Path, concurrency: int, max_tokens: int, rounds: int) -> dic
     """Median over rounds that alternate between both ways; the same requests, so the same tokens."""
     checkpoint = Checkpoint(folder)
     with tempfile.TemporaryDirectory() as run_folder:
-        vllm = VllmProcess(folder, Path(run_folder) / "vllm.log").start()
+        vllm = VllmProcess(folder, Path(run_folder) / "vllm.log", "--no-enable-prefix-caching").start()
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         options = ServeOptions(checkpoint=folder, llm="vllm", llm_url=[vllm.url], image_cache_bytes=0, **ports)
         try:

@@ -37,7 +37,7 @@ def free_port() -> int:
 class VllmProcess:
     """`start` returns when the server is ready; it may be started again after `kill`, at the same address."""
 
-    def __init__(self, checkpoint: Path, log_file: Path, max_model_len: int = 1024) -> None:
+    def __init__(self, checkpoint: Path, log_file: Path, *more: str, max_model_len: int = 1024) -> None:
         if not PYTHON.exists():
             raise FileNotFoundError(f"{PYTHON} is missing; run `make vllm-env`")
         port = free_port()
@@ -47,7 +47,7 @@ class VllmProcess:
         _vllm, _serve, folder, *options = shlex.split(line)
         # The CPU build lacks the `vllm` script; its module takes the same options.
         module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
-        self._command = [*module, *options, "--dtype", "bfloat16", "--enforce-eager"]
+        self._command = [*module, *options, "--dtype", "bfloat16", "--enforce-eager", *more]
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
 
