@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from kimi_triton.config import VisionConfig
@@ -42,7 +43,7 @@ def _settings(options: VisionOptions, worker: int, tp_rank: int = 0, tp_size: in
         checkpoint=options.checkpoint,
         dtype=options.dtype,
         max_patches_per_forward=options.max_patches_per_forward,
-        num_threads=options.num_threads,
+        num_threads=options.num_threads or max(1, len(os.sched_getaffinity(0)) // options.num_workers),
         visible_device=options.devices[worker] if options.devices else None,
         use_graphs=options.use_graphs and tp_size == 1,
         use_compile=options.use_compile,
