@@ -16,6 +16,7 @@ from types import FrameType
 
 from kimi_triton import __version__
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.demo import CHECKPOINT
 from kimi_triton.errors import ConfigError
 from kimi_triton.llm.vllm_command import VllmCommand
 from kimi_triton.serve.doctor import as_json as doctor_json
@@ -189,7 +190,8 @@ _SIZES = {
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of a Kimi-VL or Kimi-K2.5/K2.6 release")
+    text = "folder of a Kimi-VL or Kimi-K2.5/K2.6 release; left out: the small demo model"
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help=text)
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
