@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from kimi_triton.serve.stubs import Stub, find_stubs, is_alive
+from kimi_triton.serve.stubs import Stub, cpu_seconds, find_stubs, is_alive
 
 
 def test_a_stub_is_found_with_its_model_and_segment(tmp_path: Path) -> None:
@@ -36,3 +36,18 @@ def test_a_zombie_is_not_alive() -> None:
             time.sleep(0.01)
         assert process.returncode is None  # not collected yet, so it is a zombie
         assert not is_alive(process.pid)
+
+
+def test_a_computing_process_is_told_from_a_sleeping_one() -> None:
+    with (
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy,
+        subprocess.Popen(["sleep", "60"]) as idle,
+    ):
+        deadline = time.monotonic() + 30
+        while cpu_seconds([busy.pid]) < 0.2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert cpu_seconds([busy.pid]) >= 0.2
+        assert cpu_seconds([idle.pid]) < 0.1
+        busy.kill()
+        idle.kill()
+    assert cpu_seconds([busy.pid]) == 0

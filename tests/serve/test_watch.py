@@ -37,6 +37,7 @@ class World:
         self.killed: list[int] = []
         self.reports: list[str] = []
         self.work = frozenset({"a 1"})
+        self.cpu_s = 5.0
         self.reload_error: Exception | None = None
         self.held = threading.Event()
         self.held.set()
@@ -91,6 +92,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(watch, "probe", world.probe)
     monkeypatch.setattr(watch, "reload_model", world.reload)
     monkeypatch.setattr(watch, "work_done", lambda _url, _model: world.work)
+    monkeypatch.setattr(watch, "cpu_seconds", lambda _pids: world.cpu_s)
     monkeypatch.setattr(watch.os, "kill", lambda pid, _signal: world.killed.append(pid))
     yield world
     world.held.set()
@@ -167,6 +169,16 @@ def test_slow_answers_are_no_illness_while_work_goes_on(world: World) -> None:
         world.watcher.look()
     assert world.reports == []
     assert world.watcher.health()["state"] == "busy"
+
+
+def test_one_long_piece_of_work_is_no_illness(world: World) -> None:
+    world.pass_time(10)
+    world.held.clear()
+    for _ in range(80):
+        world.cpu_s += 0.5
+        world.now += 1
+        world.watcher.look()
+    assert world.reports == []
 
 
 def test_a_model_that_cannot_be_loaded_again_costs_a_restart(world: World) -> None:

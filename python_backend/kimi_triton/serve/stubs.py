@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +35,19 @@ def find_stubs(server_pid: int) -> list[Stub]:
 def is_alive(pid: int) -> bool:
     """False for a zombie too: Triton does not collect what is left of its stubs."""
     return _stat(PROC / str(pid))[:1] not in ([], ["Z"])
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """What these processes and their children have computed so far; of those that are gone, nothing."""
+    wanted = set(pids)
+    folders = [folder for folder in PROC.iterdir() if folder.name.isdigit()]
+    stats = [(int(folder.name), _stat(folder)) for folder in folders]
+    ticks = sum(
+        int(fields[11]) + int(fields[12])
+        for pid, fields in stats
+        if len(fields) > 12 and (pid in wanted or int(fields[1]) in wanted)
+    )
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _as_stub(pid: int, command: list[str]) -> Stub | None:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from kimi_triton.serve.admin import reload_model, work_done
 from kimi_triton.serve.probes import STAGES, Finding, State, probe
 from kimi_triton.serve.server import ADMIN_HEADER, TritonServer
-from kimi_triton.serve.stubs import Stub, find_stubs, is_alive
+from kimi_triton.serve.stubs import Stub, cpu_seconds, find_stubs, is_alive
 
 PROBE_EVERY_S = 5.0
 STUCK_S = 20.0  # without an answer and without any work done
+BUSY_SHARE = 0.1  # of a core; a process that computes so much may be busy with one long piece of work
 STRIKES = 3  # errors in a row of a stage whose process lives
 LOAD_TIMEOUT_S = 900.0
 SETTLED_S = 60.0  # after so long without trouble the next trouble counts as the first
@@ -40,6 +41,7 @@ class Stage:
     probes: list[Future[Finding]] = field(default_factory=list)
     probed_at: float = 0.0
     work_at_probe: frozenset[str] = frozenset()
+    cpu_s_at_probe: float = 0.0
 
 
 class Watcher:
@@ -120,7 +122,7 @@ class Watcher:
             self._weigh(name, stage, max(findings, key=lambda finding: (finding.state == "ill", finding.certain)))
         elif time.monotonic() - stage.probed_at > STUCK_S:
             stage.probes = []
-            if work_done(self._server.metrics_url, name) == stage.work_at_probe:
+            if not self._works(name, stage):
                 self._heal(name, f"no answer and no work done in {STUCK_S:.0f} s")
             else:
                 self._set(name, "busy", f"no answer to a probe in {STUCK_S:.0f} s, but work goes on")
@@ -129,10 +131,20 @@ class Watcher:
         """As many at once as there are processes, so that each of them gets one if they are idle."""
         stage.probed_at = time.monotonic()
         stage.work_at_probe = work_done(self._server.metrics_url, name)
+        stage.cpu_s_at_probe = self._cpu_s(name)
         num_instances = max(1, sum(stub.model == name for stub in self._stubs))
         stage.probes = [
             self._pool.submit(probe, self._server.http_url, name, STUCK_S + PROBE_EVERY_S) for _ in range(num_instances)
         ]
+
+    def _works(self, name: str, stage: Stage) -> bool:
+        """Whether something was done since the probe was sent, although it was not answered."""
+        computed_s = self._cpu_s(name) - stage.cpu_s_at_probe
+        is_computing = computed_s > BUSY_SHARE * (time.monotonic() - stage.probed_at)
+        return is_computing or work_done(self._server.metrics_url, name) != stage.work_at_probe
+
+    def _cpu_s(self, name: str) -> float:
+        return cpu_seconds(stub.pid for stub in self._stubs if stub.model == name)
 
     def _weigh(self, name: str, stage: Stage, finding: Finding) -> None:
         self._set(name, finding.state, finding.detail)
