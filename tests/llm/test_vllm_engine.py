@@ -196,7 +196,7 @@ def test_silence_is_taken_for_death(cluster: Cluster, after: int) -> None:
     start = time.monotonic()
     error = submit(engine, [1], max_tokens=20).wait()
     assert isinstance(error, Unavailable)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
 
 
 def test_a_refusal_is_our_defect_and_is_not_retried(cluster: Cluster) -> None:
@@ -287,14 +287,14 @@ def test_an_id_that_is_live_is_refused(cluster: Cluster) -> None:
 def test_a_deadline_ends_an_answer_and_refuses_one_that_has_not_begun(cluster: Cluster) -> None:
     server = cluster.server(step_s=0.01)
     engine = cluster.engine()
-    deadline = time.monotonic() + 0.3
+    deadline = time.monotonic() + 1.5
     running = submit(engine, [1], "running", max_tokens=4000, deadline=deadline)
     until(lambda: running.tokens)
     server.faults.append(Fault(hangs=True))
     waiting = submit(engine, [2], "waiting", max_tokens=4000, deadline=deadline)
     assert running.wait() == "deadline"
     assert isinstance(waiting.wait(), Unavailable)
-    assert time.monotonic() < deadline + 1
+    assert time.monotonic() < deadline + 5
     until(lambda: not server.rows)
 
 
