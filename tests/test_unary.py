@@ -121,7 +121,7 @@ def test_g9_a_deadline_is_kept_whatever_the_steps_do(front: Front, board: Cancel
     start = time.monotonic()
     with pytest.raises(Unavailable, match=r"time limit of 0\.1 s"):
         front.ask("7", timeout_s=0.1).wait()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 5
     assert board.is_posted("7")
 
 
