@@ -53,12 +53,24 @@ def test_training_goes_on_from_a_saved_state(config: CheckpointConfig, batch: Ba
     assert all(torch.equal(weight, other.weights[name]) for name, weight in learner.weights.items())
 
 
-def test_the_rate_warms_up_stays_and_falls_to_zero(config: CheckpointConfig) -> None:
+def test_the_rate_warms_up_and_falls_to_zero_in_both_phases(config: CheckpointConfig) -> None:
     learner = Learner(config, seed=0, steps=1000)
     rates = []
     for learner.step in range(1001):
         rates.append(learner._rate())
-    assert rates[0] == 1 / WARM_UP
-    assert rates[WARM_UP] == rates[int(1000 * (1 - COOL_DOWN)) - 1] == 1.0
-    assert rates[-1] == 0.0
-    assert rates == sorted(rates[:WARM_UP]) + sorted(rates[WARM_UP:], reverse=True)
+    first, second = rates[: learner.tower_steps], rates[learner.tower_steps :]
+    for phase in (first, second):
+        assert phase[0] == 1 / WARM_UP
+        assert phase[-1] < 0.01
+        top = phase.index(max(phase))
+        assert phase == sorted(phase[:top]) + sorted(phase[top:], reverse=True)
+    assert first[WARM_UP] == first[int(800 * (1 - COOL_DOWN)) - 1] == 1.0
+
+
+def test_the_second_phase_leaves_the_vision_tower_as_it_is(config: CheckpointConfig, batch: Batch) -> None:
+    learner = Learner(config, seed=0, steps=1000)
+    learner.step = learner.tower_steps
+    before = {name: weight.clone() for name, weight in learner.weights.items()}
+    learner.learn(batch)
+    moved = {name.split(".")[0] for name, weight in learner.weights.items() if not torch.equal(weight, before[name])}
+    assert moved == {"mm_projector", "language_model"}

@@ -41,9 +41,11 @@ class Stage:
     max_shapes: int
     scenes_share: float
     multi_image_share: float
+    has_pages: bool
 
     @classmethod
-    def of_step(cls, step: int) -> Stage:
+    def of_step(cls, step: int, tower_is_done: bool = False) -> Stage:
+        """`tower_is_done`: only the language model still learns, mostly from scenes, which it finds hardest."""
         grown = min(1.0, step / GROWING)
         free = min(1.0, max(0.0, (step - GROWING) / FREEING))
         return cls(
@@ -51,12 +53,15 @@ class Stage:
             freedom=free,
             warp=0.3 + 0.4 * grown,
             max_shapes=max(1, min(MAX_SHAPES, 1 + (step - SCENES_FROM) // 150)),
-            scenes_share=0.35 if step >= SCENES_FROM else 0.0,
+            scenes_share=(0.55 if tower_is_done else 0.35) if step >= SCENES_FROM else 0.0,
             multi_image_share=0.2 if step >= MULTI_IMAGE_FROM else 0.0,
+            has_pages=not tower_is_done,
         )
 
     def pages(self, rng: random.Random) -> list[Picture]:
         """Pictures without a question, crowded with digits or shapes: only the hints learn from them."""
+        if not self.has_pages:
+            return []
         sides = [(rng.choice(PAGE_SIDES), rng.choice(PAGE_SIDES)) for _ in range(DIGIT_PAGES + SHAPE_PAGES)]
         digits = [draw_page(rng, "train", *size, self.warp * rng.random()) for size in sides[:DIGIT_PAGES]]
         return digits + [draw_scene(rng, CROWD, size) for size in sides[DIGIT_PAGES:]]

@@ -16,7 +16,8 @@ from kimi_triton.demo.trainable import ROUTER_BIAS, Weights, hidden_states, imag
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
 ENDS = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
 WARM_UP = 100  # steps
-COOL_DOWN = 0.45  # the last part of all steps, in which the learning rate falls to zero
+COOL_DOWN = 0.45  # the last part of each phase, in which the learning rate falls to zero
+TOWER_SHARE = 0.8  # of all steps: the phase in which everything learns. The vision tower is left as it is afterwards
 HINTS = 0.3  # weight of the hints beside the answer
 EMPTY = 0.05  # weight of a patch without anything in the hints: nearly all are
 EMA_DECAY = 0.99
@@ -33,6 +34,7 @@ class Learner:
     def __init__(self, config: CheckpointConfig, seed: int, steps: int) -> None:
         torch.manual_seed(seed)
         self.config = config
+        self.tower_steps = int(TOWER_SHARE * steps)
         self.steps = steps
         self.step = 0
         self.weights = initial_weights(config, seed)
@@ -51,10 +53,12 @@ class Learner:
 
     def learn(self, batch: Batch) -> tuple[float, float]:
         """One step; returns the loss of the answers and of the hints."""
+        if self.step == self.tower_steps:
+            self._finish_tower()
         for optimiser, rate in zip(self.optimisers, (MUON_RATE, ADAMW_RATE), strict=True):
             optimiser.param_groups[0]["lr"] = rate * self._rate()
         logits, tower = answer_logits(in_bfloat16(self.weights), self.config, batch)
-        hints = self._hint_loss(tower, batch.patch_labels)
+        hints = self._hint_loss(tower, batch.patch_labels) if self.step < self.tower_steps else torch.zeros(())
         loss = F.cross_entropy(logits.float(), batch.answer_ids)
         (loss + HINTS * hints).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -85,10 +89,25 @@ class Learner:
             own.copy_(saved)
         for optimiser, stored in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(stored)
+        if self.step > self.tower_steps:
+            self._freeze_tower()
+
+    @torch.no_grad()
+    def _finish_tower(self) -> None:
+        """The language model goes on with the averaged weights of the first phase."""
+        for name, weight in self.weights.items():
+            weight.copy_(self.average[name])
+        self._freeze_tower()
+
+    def _freeze_tower(self) -> None:
+        for name, weight in self.weights.items():
+            if name.startswith("vision_tower."):
+                weight.requires_grad_(False)
 
     def _rate(self) -> float:
-        left = (self.steps - self.step) / (COOL_DOWN * self.steps)
-        return max(0.0, min(1.0, left, (self.step + 1) / WARM_UP))
+        first, last = (0, self.tower_steps) if self.step < self.tower_steps else (self.tower_steps, self.steps)
+        left = (last - self.step) / (COOL_DOWN * (last - first))
+        return max(0.0, min(1.0, left, (self.step - first + 1) / WARM_UP))
 
     @torch.no_grad()
     def _update_average(self) -> None:
