@@ -63,7 +63,7 @@ class Learner:
         (loss + HINTS * hints).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for optimiser in self.optimisers:
-            optimiser.step()
+            optimiser.step()  # type: ignore[no-untyped-call]
             optimiser.zero_grad()
         self.step += 1
         if self.step % EMA_EVERY == 0:
