@@ -171,6 +171,22 @@ def test_slow_answers_are_no_illness_while_work_goes_on(world: World) -> None:
     assert world.watcher.health()["state"] == "busy"
 
 
+def test_stages_behind_a_loading_model_are_not_taken_for_stuck(world: World) -> None:
+    world.pass_time(10)
+    world.dead.add(103)
+    loading = threading.Event()
+    reload = world.reload
+    watch.reload_model = lambda *values: (loading.wait(5), reload(*values))  # type: ignore[assignment]
+    world.watcher.look()
+    for _ in range(100):
+        world.now += 1
+        world.watcher.look()
+    loading.set()
+    world.pass_time(10)
+    assert world.watcher.num_restarts == 0
+    assert world.reloaded == ["moonvit"]
+
+
 def test_one_long_piece_of_work_is_no_illness(world: World) -> None:
     world.pass_time(10)
     world.held.clear()

@@ -70,7 +70,8 @@ class Watcher:
             self._look_at_processes()
             self._look_at_reloads()
             for name, stage in self.stages.items():
-                self._look_at_stage(name, stage)
+                if not self._reloads:  # while a model is loading, those behind it cannot do well
+                    self._look_at_stage(name, stage)
 
     def health(self) -> dict[str, object]:
         """JSON of all stages; may be called from any thread."""
@@ -112,9 +113,7 @@ class Watcher:
 
     def _look_at_stage(self, name: str, stage: Stage) -> None:
         """Send probes when it is time, and weigh those that came back."""
-        if name in self._reloads:
-            stage.probes = []
-        elif not stage.probes:
+        if not stage.probes:
             if time.monotonic() - stage.probed_at >= PROBE_EVERY_S:
                 self._send_probes(name, stage)
         elif all(sent.done() for sent in stage.probes):
@@ -148,7 +147,7 @@ class Watcher:
 
     def _weigh(self, name: str, stage: Stage, finding: Finding) -> None:
         self._set(name, finding.state, finding.detail)
-        if finding.state != "ill" or self._reloads:  # while a model is loading, those behind it cannot do well
+        if finding.state != "ill":
             stage.strikes = 0
             return
         stage.strikes += 1
