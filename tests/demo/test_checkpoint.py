@@ -33,7 +33,7 @@ def test_its_other_files_are_those_that_training_writes(tmp_path: Path) -> None:
 
 def test_its_accuracy_lies_beside_it() -> None:
     accuracy = json.loads((CHECKPOINT / "accuracy.json").read_text())
-    assert accuracy.keys() == {"digits", "numbers", "shapes", "multi_image"}
+    assert accuracy.keys() >= {"digits", "numbers", "shapes", "multi_image"}
 
 
 def test_transformers_loads_it_without_remote_code_and_reads_with_it() -> None:

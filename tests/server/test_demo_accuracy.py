@@ -60,7 +60,7 @@ def test_answers_about_held_out_pictures_are_right(answers: list[str]) -> None:
 
 def test_transformers_gives_the_same_answers_in_one_process(answers: list[str]) -> None:
     expected = TransformersModel(CHECKPOINT).answers(EXERCISES)
-    assert sum(map(str.__ne__, answers, expected)) <= 1  # bf16 near-ties, about 1 in 100
+    assert sum(map(str.__ne__, answers, expected)) <= 2  # bf16 near-ties: 3 of 240 in a longer run
 
 
 def test_answers_without_a_thought_are_as_good(client: grpcclient.InferenceServerClient) -> None:
