@@ -7,9 +7,13 @@ The pictures lie in demo-output/ afterwards. Their digits are scans that trainin
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import queue
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,7 +47,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="kimi-demo-") as folder, launch(options, Path(folder)) as server:
             for question, pictures, expected in questions:
                 ask(server.grpc_url, question, pictures, expected)
-        say(f"\nThe pictures are in {OUTPUT}/.")
+            question, pictures, _ = questions[0]
+            say(f"\nThe first question over HTTP instead of gRPC: {generate(server.http_url, question, pictures)}")
+        say(f"The pictures are in {OUTPUT}/.")
     except (ConfigError, OSError) as exc:
         sys.stderr.write(f"demo: {exc}\n")
         return 1
@@ -80,6 +86,17 @@ def ask(grpc_url: str, question: str, pictures: list[Path], expected: str | None
         sys.stdout.write(piece)
         sys.stdout.flush()
     say("" if expected in (None, answer) else f"  (wrong: it is {expected})")
+
+
+def generate(http_url: str, question: str, pictures: list[Path]) -> str:
+    """The whole answer at once from POST `/generate`, which is what curl would get."""
+    images = [base64.b64encode(path.read_bytes()).decode() for path in pictures]
+    body = json.dumps({"text_input": question, "image": images, "max_tokens": MAX_TOKENS}).encode()
+    try:
+        with urllib.request.urlopen(f"http://{http_url}/v2/models/kimi_vl/generate", body, timeout=60) as response:
+            return str(json.load(response)["text_output"])
+    except urllib.error.HTTPError as exc:
+        raise ConfigError(exc.read().decode(errors="replace")) from exc
 
 
 def stream(grpc_url: str, question: str, images: list[bytes]) -> Iterator[str]:
