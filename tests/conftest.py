@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +24,10 @@ from kimi_triton.serve.options import ServeOptions
 # A busy machine makes any example slow; the timeout of pytest still ends what hangs.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+
+# A runner that was put into the background ignores SIGINT, and children inherit that; Ctrl-C is under test here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
