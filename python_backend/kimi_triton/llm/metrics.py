@@ -89,6 +89,10 @@ class LlmMetrics:
         for name, number in gauges.items():
             self._metrics[f"kimi_llm_{name}"].set(number)
 
+    def close(self) -> None:
+        """Let go of the metrics. Triton's stub dies of those that are still there when it ends."""
+        self._metrics = None
+
 
 class MeasuredSink:
     """Passes tokens on to another TokenSink, and what it sees to LlmMetrics."""

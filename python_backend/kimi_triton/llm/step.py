@@ -67,6 +67,7 @@ class LlmStep:
             self._changed.notify()
         self.engine.stop()
         self._watcher.join()
+        self._metrics.close()
 
     def submit(self, request: LlmRequest, caller: Caller) -> str:
         """Take a request in and return its id. Whatever is wrong with it reaches `caller` as an error."""

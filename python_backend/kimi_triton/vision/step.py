@@ -87,6 +87,7 @@ class VisionStep:
 
     def stop(self) -> None:
         self._encoder.stop()
+        del self._metrics  # Triton's stub dies of metrics that are still there when it ends
 
     def _check(self, inputs: VisionInputs) -> list[Grid] | InvalidRequest:
         """The grids of a request whose tensors fit each other."""
