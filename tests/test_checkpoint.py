@@ -110,13 +110,6 @@ def test_the_same_seed_writes_the_same_bytes(tiny_k25: Path, tmp_path: Path) -> 
         assert (other / file.name).read_bytes() != file.read_bytes()
 
 
-def test_rows_are_read_without_the_table(tiny_k25: Path) -> None:
-    checkpoint = Checkpoint(tiny_k25)
-    name = "language_model.model.embed_tokens.weight"
-    table = dict(checkpoint.read([name]))[name]
-    assert torch.equal(checkpoint.read_rows(name, [5, 0, 5]), table[[5, 0, 5]])
-
-
 def test_j3_a_missing_shard_is_named(copy: Path) -> None:
     shards(copy)[1].unlink()
     refused(copy, "model-00002-of-000003.safetensors is missing")

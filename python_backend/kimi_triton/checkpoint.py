@@ -61,14 +61,6 @@ class Checkpoint:
                 for name in wanted:
                     yield name, shard.get_tensor(name)
 
-    def read_rows(self, name: str, rows: list[int]) -> Tensor:
-        """(len(rows), width) of the table `name`, read row by row so that a large table is never loaded whole."""
-        import torch
-
-        with safe_open(self.tensors[name].file, framework="pt") as shard:
-            table = shard.get_slice(name)
-            return torch.cat([table[row : row + 1] for row in rows])
-
     def num_bytes(self, *prefixes: str) -> int:
         """Bytes that the weights under `prefixes` take in their stored dtype."""
         return sum(_num_bytes(self.tensors[name]) for name in self.names(*prefixes))
