@@ -63,3 +63,9 @@ def jpeg_without_segment(jpeg: bytes, marker: bytes) -> bytes:
     start = jpeg.index(marker)
     (length,) = struct.unpack(">H", jpeg[start + 2 : start + 4])
     return jpeg[:start] + jpeg[start + 2 + length :]
+
+
+def jpeg_with_scans(jpeg: bytes, num_scans: int) -> bytes:
+    """A progressive `jpeg` whose last scan is repeated until there are `num_scans`."""
+    last = jpeg.rindex(b"\xff\xda")
+    return jpeg[:-2] + jpeg[last:-2] * (num_scans - jpeg.count(b"\xff\xda")) + jpeg[-2:]

@@ -19,10 +19,13 @@ from PIL import Image, ImageCms, ImageFile
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.images import decode_image, keep_decode_memory
+from kimi_triton.preprocess.settings import MAX_JPEG_SCANS
 from kimi_triton.preprocess.sizes import place_image
 from tests.preprocess.pictures import (
     KIMI_K25,
+    KIMI_VL,
     encode,
+    jpeg_with_scans,
     jpeg_with_segment,
     jpeg_without_segment,
     noise,
@@ -251,6 +254,42 @@ def test_a6_pictures_between_the_warning_limit_of_pillow_and_our_cap_are_served(
     """95 million pixels, above the 89 million at which Pillow warns (here: raises, warnings being errors)."""
     data = png_file(95_000, 1_000, 1, 0, bytes(1 + 95_000 // 8) * 1_000)
     assert decode_image(data, 0, KIMI_K25).size == (95_000, 1_000)
+
+
+def test_a6_a_small_jpeg_of_endless_scans_is_refused_without_decoding_it() -> None:
+    photo = encode(noise(16, 16).resize((2000, 2000)), "JPEG", quality=30, progressive=True)
+    data = jpeg_with_scans(photo, 2000)
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"^image 4: .*more than 100 scans"):
+        decode_image(data, 4, KIMI_K25)
+    assert time.process_time() - start < 0.5
+
+
+def test_a6_the_limit_of_scans_is_inclusive() -> None:
+    photo = encode(noise(32, 32), "JPEG", progressive=True)
+    assert decoded(jpeg_with_scans(photo, MAX_JPEG_SCANS)).shape == (32, 32, 3)
+    with pytest.raises(InvalidRequest, match="scans"):
+        decoded(jpeg_with_scans(photo, MAX_JPEG_SCANS + 1))
+
+
+def test_a6_only_scans_of_the_picture_itself_count() -> None:
+    photo = encode(noise(32, 32), "JPEG")
+    inside = jpeg_with_segment(photo, b"\xff\xe5", b"\xff\xda" * 500)
+    behind = photo + b"\xff\xda\x00\x02" * 500
+    for data in (inside, behind):
+        assert np.array_equal(decoded(data), decoded(photo))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_b2_a_side_too_long_for_kimi_vl_is_refused_from_the_header(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(noise(7168, 28), "JPEG", exif=exif)
+    seen = "7168x28" if orientation == 1 else "28x7168"
+    with pytest.raises(InvalidRequest, match=rf"^image 2: {seen} .*512"):
+        decode_image(data[:2000], 2, KIMI_VL)  # nothing but its header
+    with pytest.raises(InvalidRequest, match="cannot be decoded"):
+        decode_image(data[:2000], 2, KIMI_K25)
 
 
 def test_a8_colour_profiles_are_not_applied() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From an encoded file to an upright RGB picture of 8 bits a channel.
 
-- Format and size are decided from the header; nothing is decoded before the size is accepted.
+- Format and size are decided from the header; nothing is decoded before the size and the scans of a JPEG are accepted.
 - EXIF orientation is applied. Metadata that cannot be read is as good as none.
 - Transparency is composited over white, so colours hidden under it never matter.
 - Of more than 8 bits a channel the upper 8 are kept; floating-point samples are refused.
@@ -26,8 +26,10 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, TiffImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from kimi_triton.errors import InvalidRequest
+from kimi_triton.preprocess.jpeg_scans import has_more_scans_than
 from kimi_triton.preprocess.payload import ACCEPTED, sniff_format
-from kimi_triton.preprocess.settings import ImageSettings
+from kimi_triton.preprocess.settings import MAX_JPEG_SCANS, ImageSettings
+from kimi_triton.preprocess.sizes import place_image
 
 
 class QuietJpegImageFile(JpegImageFile):
@@ -61,6 +63,8 @@ UPRIGHT: dict[object, Image.Transpose] = {
     8: Image.Transpose.ROTATE_90,
 }
 
+SWAPS_SIDES = [UPRIGHT[orientation] for orientation in (5, 6, 7, 8)]
+
 
 def keep_decode_memory() -> None:
     """Let Pillow keep 128 MiB of freed picture memory for the next pictures, in this whole process.
@@ -76,8 +80,8 @@ def keep_decode_memory() -> None:
 def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Image:
     """Decode the file `data`, image number `index` of its request, to a picture of mode RGB.
 
-    Raises InvalidRequest for anything that is no complete file of an accepted format, and for more than
-    settings.max_pixels pixels.
+    Raises InvalidRequest for anything that is no complete file of an accepted format, for more than
+    settings.max_pixels pixels, for more than MAX_JPEG_SCANS scans and for a size that the family refuses.
     """
     name = sniff_format(data)
     if name is None:
@@ -86,7 +90,9 @@ def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Imag
         image = READERS[name](BytesIO(data))
     except Exception as exc:
         raise InvalidRequest(f"image {index}: {name} header cannot be read: {_reason(exc)}") from exc
-    _check_size(image, index, settings.max_pixels)
+    _check_size(image, index, settings)
+    if name == "JPEG" and has_more_scans_than(MAX_JPEG_SCANS, data):
+        raise InvalidRequest(f"image {index}: its JPEG file has more than {MAX_JPEG_SCANS} scans")
     try:
         image.load()
         rgb = _to_rgb(image)
@@ -96,12 +102,17 @@ def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Imag
     return rgb if turn is None else rgb.transpose(turn)
 
 
-def _check_size(image: Image.Image, index: int, max_pixels: int) -> None:
+def _check_size(image: Image.Image, index: int, settings: ImageSettings) -> None:
+    """By the header alone."""
     width, height = image.size
-    if width * height > max_pixels:
+    if width * height > settings.max_pixels:
         raise InvalidRequest(
-            f"image {index}: {width}x{height} is {width * height} pixels, at most {max_pixels} are accepted"
+            f"image {index}: {width}x{height} is {width * height} pixels, at most {settings.max_pixels} are accepted"
         )
+    # Metadata behind the pixels is not waited for: what a family refuses does not depend on which side is which.
+    if "exif" in image.info and _upright(image) in SWAPS_SIDES:
+        width, height = height, width
+    place_image(width, height, index, settings)
 
 
 def _upright(image: Image.Image) -> Image.Transpose | None:

@@ -21,6 +21,7 @@ POSITIONS_PER_SIDE = 512  # rotary positions on each axis
 MAX_CHUNK_FRAMES = 4  # temporal position rows of MoonViT
 MAX_PIXELS = 100_000_000  # decoded size; 400 MB while Pillow holds the picture
 MAX_IMAGE_BYTES = 64 * 1024 * 1024  # encoded size
+MAX_JPEG_SCANS = 100  # encoders write about ten; each one is another pass over the whole picture
 
 RGB = tuple[float, float, float]
 
