@@ -18,6 +18,9 @@ from kimi_triton.llm.vllm_command import VllmCommand
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 START_TIMEOUT_S = 600.0
+# Eager mode turns on kernels of vLLM's own. The CPU one for plain rotary positions takes the heads of MLA for tokens
+# (`forward_cpu` and `forward_native` of its RotaryEmbedding differ by several units), so torch's form is used instead.
+EAGER = ("--enforce-eager", "--compilation-config", json.dumps({"custom_ops": ["all", "-rotary_embedding"]}))
 # For a small machine: one thread that may run anywhere, a small cache, no compilation.
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -47,7 +50,7 @@ class VllmProcess:
         _vllm, _serve, folder, *options = shlex.split(line)
         # The CPU build lacks the `vllm` script; its module takes the same options.
         module = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
-        self._command = [*module, *options, "--dtype", "bfloat16", "--enforce-eager", *more]
+        self._command = [*module, *options, "--dtype", "bfloat16", *EAGER, *more]
         self._log_file = log_file
         self._process: subprocess.Popen[bytes] | None = None
 
