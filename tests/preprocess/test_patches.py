@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from PIL import Image
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.images import decode_image
-from kimi_triton.preprocess.patches import frames_to_patches, image_to_patches, num_image_tokens
+from kimi_triton.preprocess.patches import BAND_ROWS, frames_to_patches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.settings import ImageSettings
 from tests.preprocess.pictures import KIMI_K25, KIMI_VL, encode, noise
 
@@ -186,6 +187,38 @@ def test_f1_one_changed_pixel_changes_the_digest() -> None:
     assert len(before) == 32
     image.putpixel((279, 279), tuple(255 - value for value in image.getpixel((279, 279))))
     assert image_to_patches(image, 0, KIMI_K25).digest != before
+
+
+@pytest.mark.parametrize(("size", "settings"), [((57, 33), KIMI_K25), ((640, 480), KIMI_K25), ((1500, 1100), KIMI_VL)])
+def test_f1_threads_change_neither_pixels_nor_digest(size: tuple[int, int], settings: ImageSettings) -> None:
+    image = noise(*size)
+    alone = image_to_patches(image, 0, settings)
+    with ThreadPoolExecutor(3) as threads:
+        spread = image_to_patches(image, 0, settings, threads.map)
+    assert np.array_equal(spread.pixel_values, alone.pixel_values)
+    assert spread.digest == alone.digest
+
+
+def test_f1_the_digest_covers_every_band() -> None:
+    """One pixel changed in each row of patches in turn, so also on both sides of the bands that are hashed apart."""
+    image = noise(28, 14 * 40)
+    digests = {image_to_patches(image, 0, KIMI_K25).digest}
+    for row in range(40):
+        changed = image.copy()
+        changed.putpixel((3, row * 14), tuple(255 - value for value in image.getpixel((3, row * 14))))
+        digests.add(image_to_patches(changed, 0, KIMI_K25).digest)
+    assert len(digests) == 41
+
+
+def test_f1_bands_that_change_places_change_the_digest() -> None:
+    upper, lower = noise(28, 14 * BAND_ROWS, seed=1), noise(28, 14 * BAND_ROWS, seed=2)
+    digests = set()
+    for order in ((upper, lower), (lower, upper)):
+        image = Image.new("RGB", (28, 28 * BAND_ROWS))
+        image.paste(order[0], (0, 0))
+        image.paste(order[1], (0, 14 * BAND_ROWS))
+        digests.add(image_to_patches(image, 0, KIMI_K25).digest)
+    assert len(digests) == 2
 
 
 DIGEST_IN_A_FRESH_PROCESS = """

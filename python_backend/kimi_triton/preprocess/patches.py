@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,10 @@ Grid = tuple[int, int, int]  # (t, h, w) in patches, before merging
 
 # One row of one channel of one patch. Moving these whole is several times faster than moving single bytes.
 PATCH_ROW = np.dtype(f"V{PATCH_SIZE}")
+BAND_ROWS = 8  # rows of patches that are cut and hashed at a time; digests depend on it
+
+# map, or a pool's, which takes every argument at once on the caller's thread and calls on others.
+Map = Callable[[Callable[[npt.NDArray[np.void]], bytes], Iterable[npt.NDArray[np.void]]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +38,7 @@ class ImagePatches:
 
     pixel_values: npt.NDArray[np.uint8]  # (t * h * w, 3, 14, 14), frame after frame, each in raster order
     grid: Grid
-    digest: bytes  # 32 bytes: SHA-256 over settings, grid and pixels; equal in every process
+    digest: bytes  # 32 bytes: SHA-256 over settings, grid and those of bands of pixels; equal in every process
 
 
 def num_image_tokens(grid: Grid) -> int:
@@ -45,10 +50,13 @@ def num_image_tokens(grid: Grid) -> int:
     return height * width // (MERGE_KERNEL_SIZE[0] * MERGE_KERNEL_SIZE[1])
 
 
-def image_to_patches(image: Image.Image, index: int, settings: ImageSettings) -> ImagePatches:
-    """Resize, pad and cut one RGB picture, image number `index` of its request. Raises InvalidRequest (see sizes)."""
+def image_to_patches(image: Image.Image, index: int, settings: ImageSettings, hash_map: Map = map) -> ImagePatches:
+    """Resize, pad and cut one RGB picture, image number `index` of its request. Raises InvalidRequest (see sizes).
+
+    `hash_map` may hash on other threads what is cut on this one.
+    """
     placement = place_image(image.width, image.height, index, settings)
-    return _cut([image], placement, settings)
+    return _cut([image], placement, settings, hash_map)
 
 
 def frames_to_patches(frames: Sequence[Image.Image], index: int, settings: ImageSettings) -> ImagePatches:
@@ -58,33 +66,44 @@ def frames_to_patches(frames: Sequence[Image.Image], index: int, settings: Image
             f"image {index}: a chunk of {len(frames)} frames, expected 1 to {settings.temporal_merge_kernel_size}"
         )
     placement = place_frames(frames[0].width, frames[0].height, len(frames), index, settings)
-    return _cut(frames, placement, settings)
+    return _cut(frames, placement, settings, map)
 
 
-def _cut(frames: Sequence[Image.Image], placement: Placement, settings: ImageSettings) -> ImagePatches:
-    height, width = placement.grid
-    rows = np.empty((len(frames), height, width, 3, PATCH_SIZE), PATCH_ROW)
-    for patches, frame in zip(rows, frames, strict=True):
-        patches[:] = _patch_rows(frame, placement)
-    pixel_values = rows.view(np.uint8).reshape(-1, 3, PATCH_SIZE, PATCH_SIZE)
-    grid = (len(frames), height, width)
-    return ImagePatches(pixel_values, grid, _digest(pixel_values, grid, settings))
-
-
-def _patch_rows(image: Image.Image, placement: Placement) -> npt.NDArray[np.void]:
-    """(h, w, 3, 14) patch rows of one picture; a view, its memory is in scan lines."""
-    size = (placement.width, placement.height)
-    if image.size != size:
-        image = image.resize(size, Image.Resampling.BICUBIC)
-    if placement.box != (0, 0, *size):
-        image = image.crop(placement.box)  # what lies beyond the picture becomes zero
-    height, width = placement.grid
-    scan_lines = image.tobytes("raw", "RGB;L")  # each line as all its red, all its green, all its blue
-    return np.frombuffer(scan_lines, PATCH_ROW).reshape(height, PATCH_SIZE, 3, width).transpose(0, 3, 2, 1)
-
-
-def _digest(pixel_values: npt.NDArray[np.uint8], grid: Grid, settings: ImageSettings) -> bytes:
+def _cut(frames: Sequence[Image.Image], placement: Placement, settings: ImageSettings, hash_map: Map) -> ImagePatches:
+    grid = (len(frames), *placement.grid)
+    rows = np.empty((*grid, 3, PATCH_SIZE), PATCH_ROW)
+    bands = chain.from_iterable(
+        _bands(_resized(frame, placement), placement, patches) for patches, frame in zip(rows, frames, strict=True)
+    )
     digest = hashlib.sha256(settings.fingerprint)
     digest.update(struct.pack("<3q", *grid))
-    digest.update(pixel_values.data)
-    return digest.digest()
+    for band_digest in hash_map(_sha256, bands):
+        digest.update(band_digest)
+    return ImagePatches(rows.view(np.uint8).reshape(-1, 3, PATCH_SIZE, PATCH_SIZE), grid, digest.digest())
+
+
+def _resized(image: Image.Image, placement: Placement) -> Image.Image:
+    """On one thread: Pillow rounds between its two passes and chooses their order, so strips differ from a whole."""
+    size = (placement.width, placement.height)
+    return image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _bands(image: Image.Image, placement: Placement, patches: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
+    """Fill `patches` (h, w, 3, 14) from a picture of the placement's size; each part is yielded once it is filled.
+
+    Parts are small, so that their scan lines use the same few pages of memory again and again.
+    """
+    left, top, right, _ = placement.box
+    for start in range(0, len(patches), BAND_ROWS):
+        band = patches[start : start + BAND_ROWS]
+        height, width, *_ = band.shape
+        first_line = top + start * PATCH_SIZE
+        # What lies beyond the picture becomes zero.
+        part = image.crop((left, first_line, right, first_line + height * PATCH_SIZE))
+        scan_lines = part.tobytes("raw", "RGB;L")  # each line as all its red, all its green, all its blue
+        band[:] = np.frombuffer(scan_lines, PATCH_ROW).reshape(height, PATCH_SIZE, 3, width).transpose(0, 3, 2, 1)
+        yield band
+
+
+def _sha256(band: npt.NDArray[np.void]) -> bytes:
+    return hashlib.sha256(band.data.cast("B")).digest()
