@@ -41,6 +41,9 @@ class InferenceResponse:
     output_tensors: list[Tensor] = field(default_factory=list)
     error: TritonError | None = None
 
+    def has_error(self) -> bool:
+        return self.error is not None
+
 
 @dataclass
 class Sender:

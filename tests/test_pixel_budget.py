@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,20 +79,3 @@ def test_a_full_table_refuses_too(tmp_path: Path) -> None:
         budget.enter(digest(number), 1)
     with pytest.raises(Unavailable):
         budget.enter(digest(1), 1)
-
-
-def test_processes_share_it_and_one_that_is_killed_locks_nobody_out(budget: PixelBudget) -> None:
-    program = """
-import fcntl, os, signal, sys
-from pathlib import Path
-import numpy as np
-from kimi_triton.pixel_budget import PixelBudget
-budget = PixelBudget(Path(sys.argv[1]), 1000)
-budget.enter(np.full((1, 32), 9, np.uint8), 700)
-fcntl.flock(budget._descriptor, fcntl.LOCK_EX)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    subprocess.run([sys.executable, "-c", program, str(budget.file)], check=False)
-    assert budget.used_bytes() == 700
-    budget.leave(digest(9))
-    assert budget.used_bytes() == 0

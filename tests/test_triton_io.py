@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from kimi_triton.answer_line import AnswerLine
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable
 from kimi_triton.metric import MetricSpec
@@ -137,6 +138,21 @@ def test_a_stream_ends_once_with_data_or_an_error() -> None:
     triton_io.ResponseStream(request).fail(InvalidRequest("no"))
     ((response, flags),) = request.sender.sent
     assert (response.error.code, flags) == ("INVALID_ARG", 1)
+
+
+def test_g9_a_request_is_in_the_line_until_its_final_response(tmp_path: Path) -> None:
+    line = AnswerLine(tmp_path / "answers", 2)
+    requests = [fake_triton.Request({"received_s": np.array([[place]])}) for place in (1.5, 2.5)]
+    streams = [triton_io.AnswerStream(request, line) for request in requests]
+    assert len(line) == 2
+    streams[0].send({"text_output": np.zeros(1)}, final=False)
+    assert len(line) == 2
+    streams[0].send({"text_output": np.zeros(1)}, final=True)
+    assert len(line) == 1
+    streams[1].respond_error(InvalidRequest("no"))
+    assert len(line) == 0
+    triton_io.AnswerStream(fake_triton.Request({}), line).fail(InvalidRequest("asked directly"))
+    assert len(line) == 0
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,8 @@ What is lost on the way, because its request was cancelled or a process died, is
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import mmap
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +17,7 @@ import numpy.typing as npt
 
 from kimi_triton.errors import Unavailable
 from kimi_triton.shared_path import shared_path
+from kimi_triton.shared_table import SharedTable
 
 MAX_PIXEL_BYTES = 256 * 1024 * 1024
 LEASE_S = 120.0
@@ -30,14 +26,11 @@ ROW = np.dtype([("key", np.uint64), ("num_bytes", np.int64), ("until", np.float6
 
 
 class PixelBudget:
-    """Every method may be called from any process; one thread of each uses it."""
+    """Every method may be called from any thread of any process."""
 
     def __init__(self, file: Path, max_bytes: int) -> None:
-        self.file = file
         self.max_bytes = max_bytes
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        os.ftruncate(self._descriptor, ROWS * ROW.itemsize)
-        self._rows = np.frombuffer(mmap.mmap(self._descriptor, ROWS * ROW.itemsize), ROW)
+        self._table = SharedTable(file, ROW, ROWS)
 
     @classmethod
     def of_repository(cls, repository: Path, max_bytes: int) -> PixelBudget:
@@ -46,8 +39,7 @@ class PixelBudget:
 
     def refuse_when_full(self) -> None:
         """Raise Unavailable when nothing more would be let in; costs less than decoding a picture for it."""
-        with self._locked():
-            used = self._used()
+        used = self.used_bytes()
         if used >= self.max_bytes:
             raise self._full(used)
 
@@ -55,51 +47,42 @@ class PixelBudget:
         """Let a request's pixels in, or raise Unavailable. One that is larger than the whole budget may go alone."""
         if not num_bytes:
             return
-        with self._locked():
-            used = self._used()
-            free = np.flatnonzero(self._rows["num_bytes"] == 0)
+        with self._table.locked() as rows:
+            used = _used(rows)
+            free = np.flatnonzero(rows["num_bytes"] == 0)
             if (used and used + num_bytes > self.max_bytes) or not len(free):
                 raise self._full(used)
-            self._rows[free[0]] = (_key(image_digest), num_bytes, time.monotonic() + LEASE_S)
+            rows[free[0]] = (_key(image_digest), num_bytes, time.monotonic() + LEASE_S)
 
     def leave(self, image_digest: npt.NDArray[np.uint8]) -> None:
         """Strike one request with these images out; which of several equal ones does not matter."""
         if not len(image_digest):
             return
-        with self._locked():
-            found = np.flatnonzero((self._rows["key"] == _key(image_digest)) & (self._rows["num_bytes"] > 0))
+        with self._table.locked() as rows:
+            found = np.flatnonzero((rows["key"] == _key(image_digest)) & (rows["num_bytes"] > 0))
             if len(found):
-                self._rows[found[0]] = (0, 0, 0.0)
+                rows[found[0]] = (0, 0, 0.0)
 
     def clear(self) -> None:
         """Strike all out: the step that would have done it has been started again."""
-        with self._locked():
-            self._rows[:] = np.zeros(1, ROW)
+        self._table.clear()
 
     def remove(self) -> None:
         """Remove the table, when its server has ended."""
-        self.file.unlink(missing_ok=True)
+        self._table.remove()
 
     def used_bytes(self) -> int:
         """Bytes of pixels on their way."""
-        with self._locked():
-            return self._used()
-
-    def _used(self) -> int:
-        over = self._rows["until"] < time.monotonic()
-        self._rows["num_bytes"][over] = 0
-        return int(self._rows["num_bytes"].sum())
+        with self._table.locked() as rows:
+            return _used(rows)
 
     def _full(self, used: int) -> Unavailable:
         return Unavailable(f"{used} bytes of pixels wait for the vision step, the limit is {self.max_bytes}")
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # ends with its process
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+def _used(rows: npt.NDArray[np.void]) -> int:
+    rows["num_bytes"][rows["until"] < time.monotonic()] = 0
+    return int(rows["num_bytes"].sum())
 
 
 def _key(image_digest: npt.NDArray[np.uint8]) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from kimi_triton.answer_line import AnswerLine
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable, error_text
 from kimi_triton.metric import Metric, MetricSpec
@@ -25,6 +26,8 @@ from kimi_triton.pixel_budget import MAX_PIXEL_BYTES, PixelBudget
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+MAX_LLM_REQUESTS = 272  # that run and wait, unless `kimi-triton serve` says otherwise
 
 Outputs = Mapping[str, "np.ndarray[Any, Any] | Tensor"]
 
@@ -52,6 +55,11 @@ class StepOptions:
         """The table of pixels on their way that all steps of this server share."""
         max_bytes = self.integer("max_pixel_bytes", MAX_PIXEL_BYTES)
         return PixelBudget.of_repository(self._model_folder.parent, max_bytes)
+
+    @property
+    def answer_line(self) -> AnswerLine:
+        """The line of requests for the language model that all steps of this server share."""
+        return AnswerLine.of_repository(self._model_folder.parent, self.integer("max_llm_requests", MAX_LLM_REQUESTS))
 
     def metrics(self, specs: Sequence[MetricSpec]) -> Mapping[str, Metric]:
         """Metrics of this instance by name, labelled with model and instance. They last as long as the mapping."""
@@ -276,6 +284,27 @@ class ResponseStream:
     def is_cancelled(self) -> bool:
         cancelled: bool = self._sender.is_cancelled()
         return cancelled
+
+
+class AnswerStream(ResponseStream):
+    """The responses of the language model to one request, which is in the line until the final one goes out."""
+
+    def __init__(self, request: Any, line: AnswerLine) -> None:
+        super().__init__(request)
+        self._line = line
+        self._place = received_s(request)
+        line.arrive(self._place)
+
+    def send(self, outputs: Outputs, final: bool) -> None:
+        if final:
+            self._line.leave(self._place)
+        super().send(outputs, final)
+
+    def fail(self, error: Exception) -> None:
+        self._line.leave(self._place)
+        super().fail(error)
+
+    respond_error = fail
 
 
 def _response(request: Any, outputs: Outputs) -> Any:

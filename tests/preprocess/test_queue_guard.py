@@ -25,7 +25,6 @@ def metrics() -> Iterator[Any]:
             lines = [
                 'nv_inference_pending_request_count{model="moonvit",version="1"} 900',
                 f'nv_inference_pending_request_count{{model="preprocess",version="1"}} {server.waiting}',  # type: ignore[attr-defined]
-                f'kimi_llm_waiting{{instance="llm_0_0",model="llm"}} {server.llm_waiting}',  # type: ignore[attr-defined]
             ]
             self.send_response(200)
             self.end_headers()
@@ -34,7 +33,7 @@ def metrics() -> Iterator[Any]:
         def log_message(self, format: str, *args: object) -> None: ...
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.waiting = server.llm_waiting = 0  # type: ignore[attr-defined]
+        server.waiting = 0  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -44,18 +43,16 @@ def metrics() -> Iterator[Any]:
 
 @pytest.fixture
 def guard(metrics: Any) -> QueueGuard:
-    guard = QueueGuard(
-        f"127.0.0.1:{metrics.server_address[1]}", "preprocess", num_instances=2, max_waiting=10, max_llm_waiting=5
-    )
+    guard = QueueGuard(f"127.0.0.1:{metrics.server_address[1]}", "preprocess", num_instances=2, max_waiting=10)
     guard.stop()  # the tests look themselves
     return guard
 
 
-def num_refused(guard: QueueGuard, num_requests: int, wants_answer: bool = True) -> int:
+def num_refused(guard: QueueGuard, num_requests: int) -> int:
     refused = 0
     for _ in range(num_requests):
         try:
-            guard.refuse_excess(wants_answer)
+            guard.refuse_excess()
         except Unavailable:
             refused += 1
     return refused
@@ -79,22 +76,12 @@ def test_refusing_ends_when_the_queue_is_short_again(guard: QueueGuard, metrics:
     assert num_refused(guard, 5) == 0
 
 
-@pytest.mark.parametrize(("llm_waiting", "expected"), [(4, 0), (5, 7), (50, 7)])
-def test_g9_what_the_language_model_would_refuse_is_refused_before_work_is_done(
-    llm_waiting: int, expected: int, guard: QueueGuard, metrics: Any
-) -> None:
-    metrics.llm_waiting = llm_waiting
-    guard.look()
-    assert num_refused(guard, 7) == expected
-    assert num_refused(guard, 7, wants_answer=False) == 0
-
-
 def test_without_a_metrics_endpoint_nothing_is_refused_and_the_log_tells(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_guard, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(queue_guard, "WARN_AFTER", 3)
-    guard = QueueGuard("127.0.0.1:1", "preprocess", num_instances=1, max_waiting=0, max_llm_waiting=0)
+    guard = QueueGuard("127.0.0.1:1", "preprocess", num_instances=1, max_waiting=0)
     deadline = time.monotonic() + 10
     while not caplog.records and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -3,21 +3,20 @@
 
 from kimi_triton import triton_io
 from kimi_triton.errors import KimiError
-from kimi_triton.preprocess.queue_guard import QueueGuard
 from kimi_triton.unary import UnaryFront
 
 
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
-        self.queue = QueueGuard.from_triton(options)
+        self.line = options.answer_line
         self.front = UnaryFront(options.text("grpc_url"), options.cancel_board, options.integer("max_live", 512))
 
     def execute(self, requests):
         for request in requests:
             stream = triton_io.ResponseStream(request)
             try:
-                self.queue.refuse_excess(wants_answer=True)
+                self.line.refuse_when_full()
             except KimiError as exc:
                 stream.fail(exc)
                 continue
@@ -34,5 +33,4 @@ class TritonPythonModel:
             )
 
     def finalize(self):
-        self.queue.stop()
         self.front.stop()

@@ -12,11 +12,13 @@ from kimi_triton.llm.step import LlmRequest
 
 class TritonPythonModel:
     def initialize(self, args):
-        self.step = build_step(triton_io.StepOptions(args))
+        options = triton_io.StepOptions(args)
+        self.step, self.line = build_step(options), options.answer_line
+        self.line.clear()
 
     def execute(self, requests):
         for request in requests:
-            caller = Caller(request)
+            caller = Caller(request, self.line)
             try:
                 self.step.submit(read(request), caller)
             except Exception as exc:
@@ -42,7 +44,7 @@ def read(request):
     )
 
 
-class Caller(triton_io.ResponseStream):
+class Caller(triton_io.AnswerStream):
     """The caller of one request, as LlmStep sees it."""
 
     def respond(self, answer, final):
@@ -56,5 +58,3 @@ class Caller(triton_io.ResponseStream):
             "logprobs": triton_io.bytes_array([json.dumps(answer.logprobs or []).encode()]),
         }
         self.send(outputs, final)
-
-    respond_error = triton_io.ResponseStream.fail

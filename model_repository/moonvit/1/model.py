@@ -9,7 +9,8 @@ from kimi_triton.vision.step import VisionInputs, VisionStep
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
-        self.step, self.board, self.budget = VisionStep.from_triton(options), options.cancel_board, options.pixel_budget
+        self.step, self.board = VisionStep.from_triton(options), options.cancel_board
+        self.budget, self.line = options.pixel_budget, options.answer_line
         self.budget.clear()
         # Workers with whole copies of the weights are kept busy by several batches at once.
         threads = self.step.batches_at_once
@@ -19,11 +20,12 @@ class TritonPythonModel:
         return self.threads.submit(requests) if self.threads else self._answer(requests)
 
     def _answer(self, requests):
-        try:
-            return triton_io.answer_batch(self._encode, requests, self.board)
-        finally:
-            for request in requests:
-                self.budget.leave(triton_io.read_array(request, "image_digest")[0])
+        responses = triton_io.answer_batch(self._encode, requests, self.board)
+        for request, response in zip(requests, responses, strict=True):
+            self.budget.leave(triton_io.read_array(request, "image_digest")[0])
+            if response.has_error():  # it does not go on to the language model
+                self.line.leave(triton_io.received_s(request))
+        return responses
 
     def _encode(self, requests):
         results = self.step.encode_batch([self._read(request) for request in requests])

@@ -13,7 +13,7 @@ from kimi_triton.preprocess.queue_guard import QueueGuard
 class TritonPythonModel:
     def initialize(self, args):
         options = triton_io.StepOptions(args)
-        self.board, self.budget = options.cancel_board, options.pixel_budget
+        self.board, self.budget, self.line = options.cancel_board, options.pixel_budget, options.answer_line
         self.queue = QueueGuard.from_triton(options)
         self.preprocessor = Preprocessor.from_triton(options)
 
@@ -23,20 +23,22 @@ class TritonPythonModel:
     def _preprocess(self, request):
         received_s = time.monotonic()
         triton_io.refuse_unwanted(request, self.board)
-        self.queue.refuse_excess(wants_answer=triton_io.wants(request, "input_ids"))
+        self.queue.refuse_excess()
         self.budget.refuse_when_full()
-        result = self.preprocessor.run(
-            PreprocessRequest(
-                text_input=triton_io.read_one(request, "text_input"),
-                messages=triton_io.read_one(request, "messages"),
-                images=triton_io.read_bytes(request, "image") or [],
-                parameters=triton_io.read_parameters(request),
-                sampling_parameters=triton_io.read_one(request, "sampling_parameters"),
-                want_prompt=triton_io.wants(request, "input_ids"),
+        want_prompt = triton_io.wants(request, "input_ids")
+        with self.line.entered(received_s if want_prompt else None):
+            result = self.preprocessor.run(
+                PreprocessRequest(
+                    text_input=triton_io.read_one(request, "text_input"),
+                    messages=triton_io.read_one(request, "messages"),
+                    images=triton_io.read_bytes(request, "image") or [],
+                    parameters=triton_io.read_parameters(request),
+                    sampling_parameters=triton_io.read_one(request, "sampling_parameters"),
+                    want_prompt=want_prompt,
+                )
             )
-        )
-        if triton_io.wants(request, "pixel_values"):
-            self.budget.enter(result.image_digest, result.pixel_values.nbytes)
+            if triton_io.wants(request, "pixel_values"):
+                self.budget.enter(result.image_digest, result.pixel_values.nbytes)
         outputs = {
             "pixel_values": result.pixel_values[None],
             "image_grid_thw": result.image_grid_thw[None],

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse at the first step what would wait too long: in front of it, or in front of the language model.
+"""Refuse at the first step what would wait too long in front of it.
 
 Triton cannot limit the queue of a model without a batch dimension. It publishes how many requests wait, so the step
-looks there and refuses as many as there are too many, which takes well under a millisecond each. The language model
-publishes how many wait for it; what it would refuse is refused here, before pictures are decoded and encoded for it.
+looks there and refuses as many as there are too many, which takes well under a millisecond each.
 """
 
 from __future__ import annotations
@@ -21,26 +20,21 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.2
 WARN_AFTER = 600  # failures in a row
-LLM_WAITING = re.compile(r"^kimi_llm_waiting\{.*\} (\S+)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
 
 class QueueGuard:
-    """Watches the queue of `model`, which `num_instances` processes with a guard each share, and the language model's.
+    """Watches the queue of `model`, which `num_instances` processes with a guard each share.
 
-    At most `max_waiting` and `max_llm_waiting` requests shall be in them.
+    At most `max_waiting` requests shall be in it.
     """
 
-    def __init__(
-        self, metrics_url: str, model: str, num_instances: int, max_waiting: int, max_llm_waiting: int
-    ) -> None:
+    def __init__(self, metrics_url: str, model: str, num_instances: int, max_waiting: int) -> None:
         self._url = f"http://{metrics_url}/metrics"
         self._pending = re.compile(
             rf'^nv_inference_pending_request_count\{{[^}}]*model="{model}"[^}}]*\}} (\S+)', re.MULTILINE
         )
-        self._max_llm_waiting = max_llm_waiting
-        self._llm_is_full = False
         self._num_instances = num_instances
         self._max_waiting = max_waiting
         self._to_refuse = 0
@@ -56,19 +50,13 @@ class QueueGuard:
             options.model_name,
             options.integer("instances", 1),
             options.integer("max_waiting", 128),
-            options.integer("max_llm_waiting", 256),
         )
 
-    def refuse_excess(self, wants_answer: bool) -> None:
-        """Raise Unavailable when this process still has to refuse requests, counting the one at hand.
-
-        Only requests that want an answer, not just rows, go on to the language model.
-        """
+    def refuse_excess(self) -> None:
+        """Raise Unavailable when this process still has to refuse requests, counting the one at hand."""
         if self._to_refuse > 0:
             self._to_refuse -= 1
             raise Unavailable(f"more than {self._max_waiting} requests wait for the first step")
-        if wants_answer and self._llm_is_full:
-            raise Unavailable(f"{self._max_llm_waiting} requests or more wait for the language model")
 
     def stop(self) -> None:
         self._stopped.set()
@@ -78,9 +66,8 @@ class QueueGuard:
         """Count the requests that wait and share out those that are too many."""
         with urllib.request.urlopen(self._url, timeout=2) as response:
             text = response.read().decode(errors="replace")
-        excess = _total(self._pending, text) - self._max_waiting
+        excess = sum(int(float(value)) for value in self._pending.findall(text)) - self._max_waiting
         self._to_refuse = -(-excess // self._num_instances) if excess > 0 else 0
-        self._llm_is_full = _total(LLM_WAITING, text) >= max(1, self._max_llm_waiting)
 
     def _run(self) -> None:
         num_failures = 0
@@ -89,11 +76,7 @@ class QueueGuard:
                 self.look()
                 num_failures = 0
             except (OSError, ValueError) as exc:
-                self._to_refuse, self._llm_is_full = 0, False
+                self._to_refuse = 0
                 num_failures += 1
                 if num_failures == WARN_AFTER:  # the endpoint opens when all models are loaded
                     logger.warning("the length of the queue cannot be seen at %s: %s", self._url, exc)
-
-
-def _total(pattern: re.Pattern[str], text: str) -> int:
-    return sum(int(float(value)) for value in pattern.findall(text))

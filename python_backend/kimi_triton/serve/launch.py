@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kimi_triton.answer_line import AnswerLine
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.pixel_budget import PixelBudget
@@ -53,3 +54,4 @@ def launch(
     finally:
         CancelBoard.of_repository(repository).remove()
         PixelBudget.of_repository(repository, options.max_pixel_bytes).remove()
+        AnswerLine.of_repository(repository, options.llm_max_waiting).remove()

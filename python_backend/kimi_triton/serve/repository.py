@@ -60,8 +60,9 @@ def write_repository(
     _fill(models, options, config)
     host = _loopback(options.host)
     _set(models["kimi_vl_unary"], grpc_url=f"{host}:{grpc_port}")
+    _set(models["preprocess"], metrics_url=f"{host}:{metrics_port}")
     for name in ("preprocess", "kimi_vl_unary"):
-        _set(models[name], metrics_url=f"{host}:{metrics_port}", max_llm_waiting=options.llm_max_waiting)
+        _set(models[name], max_llm_requests=options.llm_max_running + options.llm_max_waiting)
     check_wiring(models)
     for name, model in models.items():
         shutil.copytree(
