@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from kimi_triton.serve.stubs import Stub, cpu_seconds, find_stubs, is_alive
+import psutil
+
+from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive
 
 
 def test_a_stub_is_found_with_its_model_and_segment(tmp_path: Path) -> None:
@@ -44,10 +46,30 @@ def test_a_computing_process_is_told_from_a_sleeping_one() -> None:
         subprocess.Popen(["sleep", "60"]) as idle,
     ):
         deadline = time.monotonic() + 30
-        while cpu_seconds([busy.pid]) < 0.2 and time.monotonic() < deadline:
+        while busy_seconds([busy.pid]) < 0.2 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert cpu_seconds([busy.pid]) >= 0.2
-        assert cpu_seconds([idle.pid]) < 0.1
+        assert busy_seconds([busy.pid]) >= 0.2
+        assert busy_seconds([idle.pid]) < 0.1
         busy.kill()
         idle.kill()
-    assert cpu_seconds([busy.pid]) == 0
+    assert busy_seconds([busy.pid]) == 0
+
+
+def test_waiting_for_a_core_counts_too() -> None:
+    core = min(os.sched_getaffinity(0))
+    program = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-c", program]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as one,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as other,
+    ):
+        pids = [one.pid, other.pid]
+        for process in (one, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        time.sleep(2)
+        busy = busy_seconds(pids)
+        computed = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
+        one.kill()
+        other.kill()
+    assert busy > 1.3 * computed  # each waits while the other computes

@@ -14,7 +14,7 @@ from kimi_triton.errors import Unavailable
 from kimi_triton.serve import watch
 from kimi_triton.serve.probes import STAGES, Finding
 from kimi_triton.serve.stubs import Stub
-from kimi_triton.serve.watch import PROBE_EVERY_S, STRIKES, STUCK_S, Watcher
+from kimi_triton.serve.watch import PROBE_EVERY_S, STEP_STUCK_S, STRIKES, Watcher
 
 STUBS = [
     Stub(101, "preprocess", "s1"),
@@ -37,7 +37,7 @@ class World:
         self.killed: list[int] = []
         self.reports: list[str] = []
         self.work = frozenset({"a 1"})
-        self.cpu_s = 5.0
+        self.busy_s = 5.0
         self.reload_error: Exception | None = None
         self.held = threading.Event()
         self.held.set()
@@ -61,12 +61,13 @@ class World:
         assert self.held.wait(5)
         return self.findings[stage]
 
-    def reload(self, _url: str, header: tuple[str, str], model: str, _timeout_s: float) -> None:
+    def reload(self, _url: str, header: tuple[str, str], model: str, _timeout_s: float) -> float:
         assert header[1] == "k"
         if self.reload_error:
             raise self.reload_error
         self.reloaded.append(model)
         self.dead -= {stub.pid for stub in STUBS if stub.model == model}
+        return 0.5
 
     def pass_time(self, seconds: float) -> None:
         """Look every so often, and let what was sent come back each time."""
@@ -92,7 +93,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(watch, "probe", world.probe)
     monkeypatch.setattr(watch, "reload_model", world.reload)
     monkeypatch.setattr(watch, "work_done", lambda _url, _model: world.work)
-    monkeypatch.setattr(watch, "cpu_seconds", lambda _pids: world.cpu_s)
+    monkeypatch.setattr(watch, "busy_seconds", lambda _pids: world.busy_s)
     monkeypatch.setattr(watch.os, "kill", lambda pid, _signal: world.killed.append(pid))
     yield world
     world.held.set()
@@ -113,6 +114,10 @@ def test_a_dead_process_has_its_model_loaded_again_and_its_memory_freed(world: W
     world.pass_time(5)
     assert world.reloaded == ["moonvit"]
     assert world.removed == ["s3"]
+    assert world.reports == [
+        "loading moonvit again: its process 103 has died",
+        "moonvit is loaded again after 0.0 s, 0.5 s of them to unload it",
+    ]
     assert world.watcher.num_restarts == 0
     world.pass_time(10)
     assert world.watcher.health()["state"] == "ok"
@@ -124,6 +129,7 @@ def test_e3_callers_of_a_dead_language_model_are_let_go_by_a_new_server(world: W
     world.pass_time(5)
     assert world.watcher.num_restarts == 1
     assert world.reloaded == []
+    assert world.reports[-1].startswith("the server is ready again")
 
 
 def test_a_stage_named_dead_by_another_is_the_one_replaced(world: World) -> None:
@@ -153,7 +159,7 @@ def test_a_busy_stage_is_never_replaced(world: World) -> None:
 def test_a_stuck_model_is_killed_and_loaded_again(world: World) -> None:
     world.pass_time(10)
     world.held.clear()
-    world.pass_time(STUCK_S - PROBE_EVERY_S)
+    world.pass_time(STEP_STUCK_S - PROBE_EVERY_S)
     assert world.reports == []
     world.pass_time(3 * PROBE_EVERY_S)
     assert {101, 102} <= set(world.killed)
@@ -176,7 +182,7 @@ def test_stages_behind_a_loading_model_are_not_taken_for_stuck(world: World) -> 
     world.dead.add(103)
     loading = threading.Event()
     reload = world.reload
-    watch.reload_model = lambda *values: (loading.wait(5), reload(*values))  # type: ignore[assignment]
+    watch.reload_model = lambda *values: loading.wait(5) and reload(*values)  # type: ignore[assignment]
     world.watcher.look()
     for _ in range(100):
         world.now += 1
@@ -191,7 +197,7 @@ def test_one_long_piece_of_work_is_no_illness(world: World) -> None:
     world.pass_time(10)
     world.held.clear()
     for _ in range(80):
-        world.cpu_s += 0.5
+        world.busy_s += 0.5
         world.now += 1
         world.watcher.look()
     assert world.reports == []

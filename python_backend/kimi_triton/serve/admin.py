@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.error
 import urllib.request
 
@@ -13,8 +14,12 @@ TOKENS = re.compile(r"^kimi_llm_completion_tokens\{.*\} \S+$", re.MULTILINE)
 REQUESTS = re.compile(r"^(?:nv_inference_request_(?:success|failure)|kimi_\w+)\{.*\} \S+$", re.MULTILINE)
 
 
-def reload_model(http_url: str, header: tuple[str, str], model: str, timeout_s: float) -> None:
-    """Unload, then load; returns when the model answers again. Raises Unavailable."""
+def reload_model(http_url: str, header: tuple[str, str], model: str, timeout_s: float) -> float:
+    """Unload, then load; returns when the model answers again, with the seconds that unloading took.
+
+    Raises Unavailable.
+    """
+    times = [time.monotonic()]
     for action in ("unload", "load"):
         url = f"http://{http_url}/v2/repository/models/{model}/{action}"
         request = urllib.request.Request(url, b"{}", dict([header]))
@@ -24,6 +29,8 @@ def reload_model(http_url: str, header: tuple[str, str], model: str, timeout_s: 
             raise Unavailable(f"{action} of {model}: {exc.read().decode(errors='replace')[:500]}") from exc
         except OSError as exc:
             raise Unavailable(f"{action} of {model}: {exc}") from exc
+        times.append(time.monotonic())
+    return times[1] - times[0]
 
 
 def work_done(metrics_url: str, model: str) -> frozenset[str]:

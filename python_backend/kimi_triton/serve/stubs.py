@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,17 +38,30 @@ def is_alive(pid: int) -> bool:
     return _stat(PROC / str(pid))[:1] not in ([], ["Z"])
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """What these processes and their children have computed so far; of those that are gone, nothing."""
+def busy_seconds(pids: Iterable[int]) -> float:
+    """How long these processes and their children have computed or waited for a core; of those gone, nothing.
+
+    On a crowded machine the waiting tells a process that is kept from its work from one that has none.
+    """
     wanted = set(pids)
     folders = [folder for folder in PROC.iterdir() if folder.name.isdigit()]
-    stats = [(int(folder.name), _stat(folder)) for folder in folders]
-    ticks = sum(
-        int(fields[11]) + int(fields[12])
-        for pid, fields in stats
-        if len(fields) > 12 and (pid in wanted or int(fields[1]) in wanted)
-    )
-    return ticks / os.sysconf("SC_CLK_TCK")
+    stats = [(folder, _stat(folder)) for folder in folders]
+    family = [
+        (folder, fields)
+        for folder, fields in stats
+        if len(fields) > 12 and (int(folder.name) in wanted or int(fields[1]) in wanted)
+    ]
+    ticks = sum(int(fields[11]) + int(fields[12]) for _, fields in family)
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(_waited_ns(folder) for folder, _ in family) / 1e9
+
+
+def _waited_ns(folder: Path) -> int:
+    """Of all threads that a process has now; 0 where the system does not count it."""
+    waited = 0
+    for file in folder.glob("task/*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            waited += int(file.read_text().split()[1])
+    return waited
 
 
 def _as_stub(pid: int, command: list[str]) -> Stub | None:

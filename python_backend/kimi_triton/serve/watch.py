@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from kimi_triton.serve.admin import reload_model, work_done
 from kimi_triton.serve.probes import STAGES, Finding, State, probe
 from kimi_triton.serve.server import ADMIN_HEADER, TritonServer
-from kimi_triton.serve.stubs import Stub, cpu_seconds, find_stubs, is_alive
+from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive
 
 PROBE_EVERY_S = 5.0
 STUCK_S = 20.0  # without an answer and without any work done
-BUSY_SHARE = 0.1  # of a core; a process that computes so much may be busy with one long piece of work
+STEP_STUCK_S = 12.0  # the same for steps whose work is short; they compute all the time they need
+BUSY_SHARE = 0.1  # of a core; a process that computes or waits for a core so much has a long piece of work
 STRIKES = 3  # errors in a row of a stage whose process lives
 LOAD_TIMEOUT_S = 900.0
 SETTLED_S = 60.0  # after so long without trouble the next trouble counts as the first
@@ -41,7 +42,7 @@ class Stage:
     probes: list[Future[Finding]] = field(default_factory=list)
     probed_at: float = 0.0
     work_at_probe: frozenset[str] = frozenset()
-    cpu_s_at_probe: float = 0.0
+    busy_s_at_probe: float = 0.0
 
 
 class Watcher:
@@ -52,9 +53,10 @@ class Watcher:
         self._report = report
         self._pool = ThreadPoolExecutor(16, thread_name_prefix="watch")
         self._lock = threading.Lock()
-        self._reloads: dict[str, Future[None]] = {}
+        self._reloads: dict[str, Future[str]] = {}  # model -> what to report
         self._troubles: list[float] = []
         self._starting = True
+        self._started_at = time.monotonic()
         self._start_not_before = 0.0
         self.stages = {name: Stage() for name in STAGES}
         self.num_restarts = self.num_reloads = 0
@@ -92,6 +94,8 @@ class Watcher:
     def _look_at_start(self) -> None:
         if self._server.is_ready:
             self._starting = False
+            if self.num_restarts:
+                self._report(f"the server is ready again after {time.monotonic() - self._started_at:.1f} s")
             self._stubs = find_stubs(self._server.process.pid)
 
     def _look_at_processes(self) -> None:
@@ -110,6 +114,7 @@ class Watcher:
             if error := reloading.exception():
                 self._restart(str(error))
                 break
+            self._report(reloading.result())
 
     def _look_at_stage(self, name: str, stage: Stage) -> None:
         """Send probes when it is time, and weigh those that came back."""
@@ -119,18 +124,18 @@ class Watcher:
         elif all(sent.done() for sent in stage.probes):
             findings, stage.probes = [sent.result() for sent in stage.probes], []
             self._weigh(name, stage, max(findings, key=lambda finding: (finding.state == "ill", finding.certain)))
-        elif time.monotonic() - stage.probed_at > STUCK_S:
+        elif time.monotonic() - stage.probed_at > (stuck_s := STUCK_S if name in ANSWER_LATER else STEP_STUCK_S):
             stage.probes = []
             if not self._works(name, stage):
-                self._heal(name, f"no answer and no work done in {STUCK_S:.0f} s")
+                self._heal(name, f"no answer and no work done in {stuck_s:.0f} s")
             else:
-                self._set(name, "busy", f"no answer to a probe in {STUCK_S:.0f} s, but work goes on")
+                self._set(name, "busy", f"no answer to a probe in {stuck_s:.0f} s, but work goes on")
 
     def _send_probes(self, name: str, stage: Stage) -> None:
         """As many at once as there are processes, so that each of them gets one if they are idle."""
         stage.probed_at = time.monotonic()
         stage.work_at_probe = work_done(self._server.metrics_url, name)
-        stage.cpu_s_at_probe = self._cpu_s(name)
+        stage.busy_s_at_probe = self._busy_s(name)
         num_instances = max(1, sum(stub.model == name for stub in self._stubs))
         stage.probes = [
             self._pool.submit(probe, self._server.http_url, name, STUCK_S + PROBE_EVERY_S) for _ in range(num_instances)
@@ -138,12 +143,12 @@ class Watcher:
 
     def _works(self, name: str, stage: Stage) -> bool:
         """Whether something was done since the probe was sent, although it was not answered."""
-        computed_s = self._cpu_s(name) - stage.cpu_s_at_probe
-        is_computing = computed_s > BUSY_SHARE * (time.monotonic() - stage.probed_at)
+        busy_s = self._busy_s(name) - stage.busy_s_at_probe
+        is_computing = busy_s > BUSY_SHARE * (time.monotonic() - stage.probed_at)
         return is_computing or work_done(self._server.metrics_url, name) != stage.work_at_probe
 
-    def _cpu_s(self, name: str) -> float:
-        return cpu_seconds(stub.pid for stub in self._stubs if stub.model == name)
+    def _busy_s(self, name: str) -> float:
+        return busy_seconds(stub.pid for stub in self._stubs if stub.model == name)
 
     def _weigh(self, name: str, stage: Stage, finding: Finding) -> None:
         self._set(name, finding.state, finding.detail)
@@ -172,14 +177,16 @@ class Watcher:
         self._stubs = [stub for stub in self._stubs if stub.model != model]
         self._reloads[model] = self._pool.submit(self._reload, model, old)
 
-    def _reload(self, model: str, old: list[Stub]) -> None:
+    def _reload(self, model: str, old: list[Stub]) -> str:
         for stub in old:
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)  # a stuck one would keep the unloading waiting
         header = (ADMIN_HEADER, self._server.admin_key)
-        reload_model(self._server.http_url, header, model, LOAD_TIMEOUT_S)
+        start = time.monotonic()
+        unload_s = reload_model(self._server.http_url, header, model, LOAD_TIMEOUT_S)
         for stub in old:
             self._server.segments.remove_named(stub.segment)
+        return f"{model} is loaded again after {time.monotonic() - start:.1f} s, {unload_s:.1f} s of them to unload it"
 
     def _restart(self, why: str) -> None:
         """At once the first time, then after growing pauses."""
@@ -195,7 +202,7 @@ class Watcher:
             self._set(name, "loading", why)
         self._reloads.clear()
         self._server.restart()
-        self._starting = True
+        self._starting, self._started_at = True, now
 
     def _forget_probes(self) -> None:
         """Those that are under way tell of a time that is over."""
