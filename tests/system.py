@@ -30,9 +30,15 @@ class System:
     ) -> None:
         """`prefix`: a command that runs the server in surroundings of its own."""
         ports = [word for name in ("http", "grpc", "metrics", "health") for word in (f"--{name}-port", "0")]
-        self.log = (run_folder / "serve.log").open("w+")
-        command = [*prefix, *COMMAND, "serve", "--checkpoint", str(checkpoint), "--dtype", "float32", *ports, *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self._log_file = run_folder / "serve.log"
+        self.log = self._log_file.open("w")
+        start = [*COMMAND, "serve", "--checkpoint", str(checkpoint), "--dtype", "float32"]
+        self._command = [*prefix, *start, *ports, *options]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, or start it again; returns when it is ready."""
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=self.log, text=True)
         assert self.process.stdout is not None
         printed = ""
         for line in self.process.stdout:
@@ -40,6 +46,10 @@ class System:
             if "curl" in line:
                 break
         self.http, self.health = (found(rf"{name}\s+(http://\S+)", printed) for name in ("HTTP", "health"))
+
+    def printed(self) -> str:
+        """What it has said about itself so far."""
+        return self._log_file.read_text()
 
     def ask(self, model: str = "kimi_vl", timeout: float = 30) -> dict[str, Any]:
         return fetch(f"{self.http}/v2/models/{model}/generate", BODY, timeout)

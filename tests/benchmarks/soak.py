@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 
 from kimi_triton.demo.tiny import write_tiny_checkpoint
-from tests.benchmarks.drill import CALLERS, LIMITS, stop
+from tests.benchmarks.drill import LIMITS, stop
 from tests.benchmarks.measure import finish
+from tests.benchmarks.recovery import CALLERS
 from tests.benchmarks.traffic import Traffic
 from tests.system import System
 

@@ -68,6 +68,7 @@ class Traffic:
     def __init__(self, http_url: str) -> None:
         self._url = http_url
         self._random = random.Random(0)
+        self._encoded: dict[str, bytes] = {}  # so that sending costs little beside the system that is tried
         self.expected: dict[str, str] = {}
         self.counts = Counts()
 
@@ -82,15 +83,17 @@ class Traffic:
     async def learn(self) -> None:
         """Ask each good kind once, alone."""
         for kind, (model, body) in GOOD.items():
-            answer = await self._post(model, body)
+            answer = await self._post(model, json.dumps(body).encode())
             self.expected[kind] = answer["text_output"]
 
     async def one(self, kind: str) -> None:
         """Send one request and count how it ended."""
         model, body = GOOD.get(kind) or BAD[kind]
+        if kind not in self._encoded:
+            self._encoded[kind] = json.dumps(body).encode()
         start = time.monotonic()
         try:
-            answer = await self._post(model, body)
+            answer = await self._post(model, self._encoded[kind])
         except TimeoutError:
             self.counts.ends["lost"] += 1
             return
@@ -108,24 +111,33 @@ class Traffic:
 
     async def vanish(self) -> None:
         """Send a request for a long answer and go away."""
-        task = asyncio.create_task(self._post("kimi_vl", GOOD["images"][1] | {"max_tokens": 500}))
+        body = json.dumps(GOOD["images"][1] | {"max_tokens": 500}).encode()
+        task = asyncio.create_task(self._post("kimi_vl", body))
         await asyncio.sleep(self._random.uniform(0, 0.3))
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, aiohttp.ClientError):
             await task
         self.counts.ends["vanished"] += 1
 
+    async def can_cancel(self) -> bool:
+        """Whether cancellations are taken; this one is of a request that does not exist."""
+        try:
+            answer = await self._post("kimi_cancel", b'{"request_id": "nobody"}')
+        except (TimeoutError, aiohttp.ClientError):
+            return False
+        return answer.get("cancelled") is False
+
     def any_kind(self, bad_share: float) -> str:
         return self._random.choice(list(BAD if self._random.random() < bad_share else GOOD))
 
     async def closed_loop(self, num_callers: int, stop: asyncio.Event, bad_share: float) -> None:
-        """Each caller sends the next request when the last one has ended, a hundredth of a second after an error."""
+        """Each caller sends the next request when the last one has ended, a tenth of a second after an error."""
 
         async def call() -> None:
             while not stop.is_set():
                 refused = self.counts.ends["refused"]
                 await self.one(self.any_kind(bad_share))
-                await asyncio.sleep(0.01 if self.counts.ends["refused"] > refused else 0)
+                await asyncio.sleep(0.1 if self.counts.ends["refused"] > refused else 0)
 
         await asyncio.gather(*(call() for _ in range(num_callers)))
 
@@ -141,9 +153,9 @@ class Traffic:
             tasks.append(asyncio.create_task(self.one(self.any_kind(0))))
         await asyncio.gather(*tasks)
 
-    async def _post(self, model: str, body: Body) -> dict[str, Any]:
+    async def _post(self, model: str, body: bytes) -> dict[str, Any]:
         url = f"{self._url}/v2/models/{model}/generate"
-        async with self._session.post(url, data=json.dumps(body).encode()) as response:
+        async with self._session.post(url, data=body) as response:
             text = await response.text()
         try:
             answer: dict[str, Any] = json.loads(text)
