@@ -46,6 +46,7 @@ class FakeVllm(ScriptedDecoder):
         self.faults: deque[Fault] = deque()
         self.bodies: list[dict[str, Any]] = []
         self.ends_with_stop_token = True
+        self.frozen = False  # take requests, and answer none until this is false again
         self.port = 0
         self._numbers = itertools.count()
 
@@ -81,14 +82,22 @@ class FakeVllm(ScriptedDecoder):
         self.port = self._runner.addresses[0][1]
 
     async def _close(self) -> None:
+        server = self._runner.server
         await self._runner.cleanup()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while server is not None and server.connections:
+            await asyncio.sleep(0.01)
         await asyncio.sleep(0.02)  # until the sockets of these are closed too
 
+    async def _thaw(self) -> None:
+        while self.frozen:
+            await asyncio.sleep(0.05)
+
     async def _health(self, _request: web.Request) -> web.Response:
+        await self._thaw()
         return web.Response()
 
     async def _models(self, _request: web.Request) -> web.Response:
@@ -97,6 +106,7 @@ class FakeVllm(ScriptedDecoder):
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        await self._thaw()
         fault = self.faults.popleft() if self.faults else Fault(after=10**9)
         if fault.status:
             return web.json_response({"error": {"message": "by order of the test"}}, status=fault.status)
@@ -125,6 +135,7 @@ class FakeVllm(ScriptedDecoder):
                 await self._fail(response, fault)
                 return
             await asyncio.sleep(self.step_s)
+            await self._thaw()
             self.steps.append([])
             try:
                 logits = self._logits(self.script(list(ids)))

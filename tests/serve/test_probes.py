@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from kimi_triton.errors import Unavailable, error_text
+from kimi_triton.errors import KimiError, Unavailable, error_text
 from kimi_triton.serve.probes import STAGES, judge, probe
 
 
@@ -35,6 +35,19 @@ def test_the_unary_front_has_underscores_in_its_name() -> None:
 )
 def test_a_full_queue_is_no_illness(error: str) -> None:
     assert judge("llm", json.dumps({"error": error})).state == "busy"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("no vLLM server could answer: http://a:1: refused"),
+        Unavailable("vLLM gave no token within the time limit of the request"),
+        KimiError("vLLM at http://a:1 refused the request with HTTP 400: no"),
+    ],
+)
+def test_a_vllm_server_that_fails_is_ill_but_not_here(error: KimiError) -> None:
+    finding = judge("llm", json.dumps({"error": f"in ensemble 'kimi_vl', {error_text(error)}"}))
+    assert (finding.state, finding.certain, finding.elsewhere) == ("ill", False, True)
 
 
 @pytest.mark.parametrize("text", ["", "<html>", '{"error": "internal error: RuntimeError"}', "[]"])

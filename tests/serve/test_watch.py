@@ -156,6 +156,16 @@ def test_a_busy_stage_is_never_replaced(world: World) -> None:
     assert world.reports == []
 
 
+def test_what_is_ill_elsewhere_is_reported_and_nothing_is_replaced(world: World) -> None:
+    world.findings["llm"] = Finding("llm", "ill", "no vLLM server could answer", elsewhere=True)
+    world.pass_time(300)
+    assert world.watcher.health()["state"] == "ill"
+    assert world.reports == []
+    world.findings["llm"] = Finding("llm", "ok")
+    world.pass_time(10)
+    assert world.watcher.health()["state"] == "ok"
+
+
 def test_a_stuck_model_is_killed_and_loaded_again(world: World) -> None:
     world.pass_time(10)
     world.held.clear()

@@ -2,7 +2,8 @@
 """One tiny real inference for each stage: whether a model answers, not whether Triton calls it ready.
 
 The language model is asked through the whole chain, by text alone. Triton names the process when one is dead, so an
-answer of one stage can tell that another is ill.
+answer of one stage can tell that another is ill. A vLLM server that is down or hangs is ill too, but it is not ours to
+start again: its engine answers for it, in time because the request has a time limit.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from PIL import Image
 STAGES = ("preprocess", "moonvit", "llm", "kimi_vl_unary")
 State = Literal["ok", "busy", "loading", "ill"]
 
+CANARY_TIMEOUT_S = 15.0  # for a token; less than a watcher waits for an answer
+VLLM = "vLLM"  # the engine's errors name what they are about
 BUSY = ("maximum queue size", "unavailable, try again: ")
 DEAD_STUB = re.compile(r"Stub process '(\w+?)(?:_\d+)+' is not healthy")
 
@@ -34,6 +37,7 @@ class Finding:
     state: State
     detail: str = ""
     certain: bool = False  # the model's process is dead: no need to look again
+    elsewhere: bool = False  # what is ill is none of this server's processes: starting them again would not help
 
 
 def probe(http_url: str, stage: str, timeout_s: float) -> Finding:
@@ -57,6 +61,8 @@ def judge(stage: str, text: str) -> Finding:
         return Finding(stage, "ok")
     if match := DEAD_STUB.search(error):
         return Finding(match[1], "ill", error, certain=True)
+    if VLLM in error:
+        return Finding(stage, "ill", error, elsewhere=True)
     if any(words in error for words in BUSY):
         return Finding(stage, "busy", error)
     return Finding(stage, "ill", error)
@@ -83,7 +89,8 @@ def _request(stage: str) -> tuple[str, dict[str, Any]]:
         ]
         return "/v2/models/moonvit/infer", {"inputs": inputs, "outputs": [{"name": "image_cached"}]}
     model = "kimi_vl" if stage == "llm" else stage
-    return f"/v2/models/{model}/generate", {"text_input": "ping", "max_tokens": 1, "temperature": 0}
+    body = {"text_input": "ping", "max_tokens": 1, "temperature": 0, "timeout": int(1e6 * CANARY_TIMEOUT_S)}
+    return f"/v2/models/{model}/generate", body
 
 
 def _tensor(name: str, datatype: str, shape: list[int], data: list[Any]) -> dict[str, Any]:

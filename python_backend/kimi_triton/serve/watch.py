@@ -152,7 +152,7 @@ class Watcher:
 
     def _weigh(self, name: str, stage: Stage, finding: Finding) -> None:
         self._set(name, finding.state, finding.detail)
-        if finding.state != "ill":
+        if finding.state != "ill" or finding.elsewhere:
             stage.strikes = 0
             return
         stage.strikes += 1
