@@ -86,7 +86,7 @@ class RecordingSink:
     def ids(self) -> list[int]:
         return [token.token_id for token in self.tokens]
 
-    def on_token(self, token: Token) -> bool:
+    def on_token(self, token: Token, more: bool = False) -> bool:  # noqa: ARG002
         assert not self.ends
         self.tokens.append(token)
         if token.finish_reason is not None:

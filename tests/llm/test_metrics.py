@@ -80,6 +80,32 @@ def test_times_are_milliseconds_since_the_first_step(metrics: LlmMetrics, series
     assert 20 <= series["kimi_llm_inter_token_ms"].observed[0] < 1000
 
 
+def test_tokens_that_come_together_share_the_time_since_those_before(
+    metrics: LlmMetrics, series: dict[str, Series]
+) -> None:
+    sink = measured(metrics)
+    for more in (True, False):
+        sink.on_token(Token(1), more)
+    time.sleep(0.1)
+    for more in (True, True, True, False):
+        sink.on_token(Token(1), more)
+    metrics.publish(True)
+    assert series["kimi_llm_completion_tokens"].value == 6
+    assert len(series["kimi_llm_time_to_first_token_ms"].observed) == 1
+    (shared,) = series["kimi_llm_inter_token_ms"].observed
+    assert 25 <= shared < 250
+
+
+def test_tokens_before_a_stop_string_are_counted_though_more_would_follow(
+    metrics: LlmMetrics, series: dict[str, Series]
+) -> None:
+    sink = measured(metrics, wanted=2)
+    assert sink.on_token(Token(1), more=True)
+    assert not sink.on_token(Token(2), more=True)
+    metrics.publish(False)
+    assert values(series) == {"requests": 1, "prompt_tokens": 7, "completion_tokens": 2}
+
+
 @pytest.mark.parametrize(
     ("how", "counted"),
     [

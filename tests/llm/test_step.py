@@ -162,7 +162,12 @@ def test_streamed_pieces_join_to_the_whole_answer_and_the_last_one_is_final(stag
     final = caller.wait()
     assert caller.text == whole.text
     assert [answer.finish_reason for answer in caller.answers] == [None] * (len(caller.answers) - 1) + ["stop"]
-    assert [answer.text for answer in caller.answers] == ["H", "e", "l", "l", "o", " ", "图", "!", ""]
+    texts = [answer.text for answer in caller.answers]
+    if isinstance(stage.decoder, FakeVllm):  # what came together goes on together
+        assert len(texts) > 1
+        assert all(texts[:-1])
+    else:
+        assert texts == ["H", "e", "l", "l", "o", " ", "图", "!", ""]
     assert sum((answer.token_ids for answer in caller.answers), ()) == whole.token_ids
     assert final.completion_tokens == whole.completion_tokens
 
@@ -170,7 +175,8 @@ def test_streamed_pieces_join_to_the_whole_answer_and_the_last_one_is_final(stag
 def test_the_last_token_and_the_final_flag_travel_together(stage: Stage) -> None:
     caller = stage.submit(stage.prompt("abcdef"), stream=True, max_tokens=3)
     assert caller.wait().finish_reason == "length"
-    assert [answer.text for answer in caller.answers] == ["a", "b", "c"]
+    assert caller.text == "abc"
+    assert all(answer.text for answer in caller.answers)
 
 
 def test_reasoning_comes_apart_from_the_answer(stage: Stage, stream: bool) -> None:
@@ -380,7 +386,7 @@ def test_g5_a_model_that_fails_gives_one_error(
     caller = stage.submit(stage.prompt("abcdef"), stream=stream)
     with pytest.raises(KimiError, match="RuntimeError"):
         caller.wait()
-    assert len(caller.answers) == (fails_after if stream else 0)
+    assert caller.text == ("abc"[:fails_after] if stream else "")
     assert stage.submit(stage.prompt("ok")).wait().text == "ok"
     assert "the device is lost" in caplog.text
 
@@ -420,7 +426,8 @@ class BrokenCaller(RecordingCaller):
         super().respond(answer, final)
 
 
-def test_g5_a_caller_that_cannot_be_reached_frees_its_place(stage: Stage) -> None:
+def test_g5_a_caller_that_cannot_be_reached_frees_its_place(stages: Callable[..., Stage]) -> None:
+    stage = stages(step_s=0.01)
     caller = BrokenCaller(good=3)
     stage.submit(stage.prompt("x" * 90), caller, stream=True)
     with pytest.raises(KimiError, match="ConnectionError"):

@@ -257,10 +257,10 @@ def test_g4_200_cancelled_requests_leave_nothing_behind(engines: Engines) -> Non
 
 def test_g5_an_exception_of_a_sink_ends_its_request_alone(engines: Engines, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(RecordingSink):
-        def on_token(self, token: Token) -> bool:
+        def on_token(self, token: Token, more: bool = False) -> bool:
             if len(self.tokens) == 3:
                 raise ValueError("the detokeniser broke")
-            return super().on_token(token)
+            return super().on_token(token, more)
 
     engine = engines(ScriptedDecoder(counting, step_s=0.002))
     good, broken = submit(engine, [1], "good", max_tokens=20), Failing()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, Unavailable
+from kimi_triton.llm.engine import Token
 from kimi_triton.llm.token_roles import TokenRoles
 from kimi_triton.llm.vllm_body import RequestBody
 from kimi_triton.llm.vllm_engine import VllmEngine
@@ -342,7 +343,66 @@ def test_events_are_read_however_the_bytes_are_cut() -> None:
     stream += b"data: [DONE]\n\n"
     whole = pieces(stream)
     assert [token.token_id for piece in whole for token in piece.tokens] == [1, 2, 3]
-    assert pieces(*(stream[place : place + 1] for place in range(len(stream)))) == whole
+    cut = pieces(*(stream[place : place + 1] for place in range(len(stream))))
+    assert [piece.tokens for piece in cut] == [[Token(1), Token(2)], [Token(3)]]
+
+
+def test_what_came_together_is_one_piece_and_is_kept_when_an_error_follows() -> None:
+    events = b'data: {"choices": [{"token_ids": [1]}]}\n\ndata: {"choices": [{"token_ids": [2]}]}\n\n'
+    together = [Token(1), Token(2)]
+    assert [piece.tokens for piece in pieces(events)] == [together]
+    failed = pieces(events + b'data: {"error": {"message": "broke off at last"}}\n\n')
+    assert [piece.tokens for piece in failed] == [together]
+
+
+class Grouping(RecordingSink):
+    """Notes how many tokens came together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups: list[int] = []
+        self.began_at = 0.0
+        self._open = 0
+
+    def on_token(self, token: Token, more: bool = False) -> bool:
+        self.began_at = self.began_at or time.monotonic()
+        self._open += 1
+        if not more:
+            self.groups.append(self._open)
+            self._open = 0
+        return super().on_token(token, more)
+
+
+def test_fast_tokens_are_handed_on_together_and_the_first_at_once(cluster: Cluster) -> None:
+    cluster.server(step_s=0.001)
+    sink = Grouping()
+    cluster.engine(read_every_s=0.1).submit(token_request([1], max_tokens=300), sink)
+    assert sink.wait() == "length"
+    seconds = time.monotonic() - sink.began_at
+    assert sink.ids == expected(1, 1, 300)
+    assert sum(sink.groups) == 300
+    assert sink.groups[0] < 50
+    assert len(sink.groups) <= seconds / 0.1 + 2
+
+
+def test_slow_tokens_are_handed_on_one_by_one(cluster: Cluster) -> None:
+    cluster.server(step_s=0.1)
+    sink = Grouping()
+    cluster.engine(read_every_s=0.02).submit(token_request([1], max_tokens=10), sink)
+    assert sink.wait() == "length"
+    assert sink.groups == [1] * 10
+
+
+def test_g4_an_answer_that_is_not_being_read_is_cancelled_at_once(cluster: Cluster) -> None:
+    server = cluster.server(step_s=0.001)
+    engine = cluster.engine(read_every_s=30.0)
+    sink = submit(engine, [1], max_tokens=4000)
+    until(lambda: sink.tokens)
+    start = time.monotonic()
+    assert engine.cancel("r")
+    assert sink.wait() == "cancelled"
+    until(lambda: not server.rows)
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

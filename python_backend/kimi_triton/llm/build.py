@@ -69,6 +69,7 @@ def _vllm(options: StepOptions, checkpoint: Checkpoint) -> LlmStep:
     settings = VllmSettings(
         stall_timeout_s=options.integer("vllm_timeout_s", 60),
         start_timeout_s=options.integer("vllm_start_timeout_s", 600),
+        read_every_s=options.integer("vllm_chunk_ms", 40) / 1000,
         max_live=options.integer("max_running", DEFAULT.max_running)
         + options.integer("max_waiting", DEFAULT.max_waiting),
     )

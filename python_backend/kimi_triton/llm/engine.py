@@ -48,8 +48,8 @@ class TokenSink(Protocol):
     `on_error`, which an exception out of `on_token` leads to as well.
     """
 
-    def on_token(self, token: Token) -> bool:
-        """Take a token; False when the caller needs no more."""
+    def on_token(self, token: Token, more: bool = False) -> bool:
+        """Take a token; False when the caller needs no more. `more`: the next one is here already and follows."""
 
     def on_end(self, reason: FinishReason) -> None:
         """The request ended between two tokens."""

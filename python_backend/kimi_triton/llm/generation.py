@@ -14,8 +14,8 @@ from kimi_triton.llm.engine import FinishReason, Token
 class Generation:
     """The TokenSink of one request.
 
-    A streamed answer goes out whenever there is text to show; the last piece carries the final flag itself. Any other
-    answer is one response.
+    A streamed answer goes out whenever there is text to show; tokens that come together go together. The last piece
+    carries the final flag itself. Any other answer is one response.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Generation:
         with self._calling:
             return not self.is_final and self._caller.is_cancelled()
 
-    def on_token(self, token: Token) -> bool:
+    def on_token(self, token: Token, more: bool = False) -> bool:
         self._completion_tokens += 1
         self._token_ids.append(token.token_id)
         if self._logprobs is not None and token.logprob is not None:
@@ -50,7 +50,7 @@ class Generation:
             return False
         if token.finish_reason is not None:
             self.on_end(token.finish_reason)
-        elif self._stream and (any(self._pieces) or any(self._reasoning)):
+        elif self._stream and not more and (any(self._pieces) or any(self._reasoning)):
             self._respond(None)
         return True
 

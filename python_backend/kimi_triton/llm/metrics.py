@@ -35,7 +35,7 @@ LLM_METRICS = (
     MetricSpec(
         "kimi_llm_inter_token_ms",
         "histogram",
-        "Milliseconds from one token to the next",
+        "Milliseconds from one token to the next, the mean of those that came together",
         (1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000),
     ),
 )
@@ -61,8 +61,10 @@ class LlmMetrics:
         with self._lock:
             self._counted[name] += amount
 
-    def observe(self, name: str, seconds: float) -> None:
+    def note_tokens(self, number: int, name: str, seconds: float) -> None:
+        """Tokens that came together, and a time to observe."""
         with self._lock:
+            self._counted["completion_tokens"] += number
             self._observed.append((name, 1000 * seconds))
 
     def move(self, source: str | None, target: str | None) -> None:
@@ -101,6 +103,7 @@ class MeasuredSink:
         self._sink = sink
         self._metrics = metrics
         self._place: str | None = "waiting"
+        self._num_new = 0  # tokens that belong together and are not noted yet
         self._last_s = time.monotonic() if received_s is None else received_s
         metrics.count("requests")
         metrics.count("prompt_tokens", prompt_tokens)
@@ -111,9 +114,11 @@ class MeasuredSink:
         self._metrics.count("refused")
         self._leave()
 
-    def on_token(self, token: Token) -> bool:
-        self._note_token()
-        wants_more = self._sink.on_token(token)
+    def on_token(self, token: Token, more: bool = False) -> bool:
+        self._num_new += 1
+        if not more:
+            self._note_tokens()
+        wants_more = self._sink.on_token(token, more)
         if token.finish_reason is not None or not wants_more:
             self._leave()
         return wants_more
@@ -129,16 +134,19 @@ class MeasuredSink:
         self._leave()
         self._sink.on_error(error)
 
-    def _note_token(self) -> None:
+    def _note_tokens(self) -> None:
         now = time.monotonic()
-        is_first = self._place == "waiting"
-        self._metrics.observe("time_to_first_token_ms" if is_first else "inter_token_ms", now - self._last_s)
-        self._metrics.count("completion_tokens")
-        if is_first:
+        waited_s, number = now - self._last_s, self._num_new
+        if self._place == "waiting":
+            self._metrics.note_tokens(number, "time_to_first_token_ms", waited_s)
             self._metrics.move("waiting", "running")
             self._place = "running"
-        self._last_s = now
+        else:
+            self._metrics.note_tokens(number, "inter_token_ms", waited_s / number)
+        self._last_s, self._num_new = now, 0
 
     def _leave(self) -> None:
+        if self._num_new:
+            self._note_tokens()
         self._metrics.move(self._place, None)
         self._place = None

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 import uuid
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +28,14 @@ from kimi_triton.text.tokenizer import KimiTokenizer
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.02  # how often callers are asked whether they are still there
+# Asking is a message to the server. Servers we know tell a step of an ensemble nothing; there the board does.
+LOOKS_PER_ENSEMBLE_POLL = 5
+PUBLISH_EVERY_S = 0.1  # each metric is a message to the server
+
+
+class _Watched(NamedTuple):
+    generation: Generation
+    is_direct: bool  # called without an ensemble around the step
 
 
 class LlmStep:
@@ -51,7 +61,7 @@ class LlmStep:
         self._metrics = metrics or LlmMetrics()
         self._read_from_board: set[str] = set()
         self._arrived = RecentIds()
-        self._watched: dict[str, Generation] = {}
+        self._watched: dict[str, _Watched] = {}
         self._changed = threading.Condition()
         self._stopping = False
         self._watcher = threading.Thread(target=self._watch, name="llm-watcher", daemon=True)
@@ -94,7 +104,7 @@ class LlmStep:
                 self._board.settle(request_id, was_running=True)
             else:
                 self._submit(request, sink)
-                self._watched[request_id] = generation
+                self._watched[request_id] = _Watched(generation, is_direct=received_s is None)
                 self._changed.notify()
         if is_cancelled:
             sink.on_end("cancelled")
@@ -139,17 +149,21 @@ class LlmStep:
 
     def _watch(self) -> None:
         """Notice callers that have gone away, by way of the board or without a word."""
-        while True:
+        publish_at = 0.0
+        for look in itertools.count():
             with self._changed:
                 self._changed.wait(POLL_INTERVAL_S)
                 if self._stopping:
                     return
                 watched = list(self._watched.items())
-            for request_id, generation in watched:
-                self._look_after(request_id, generation)
+            for request_id, (generation, is_direct) in watched:
+                ask = is_direct or look % LOOKS_PER_ENSEMBLE_POLL == 0
+                self._look_after(request_id, generation, ask)
             if self._board is not None:
                 self._heed(self._board)
-            self._publish()
+            if (now := time.monotonic()) >= publish_at:
+                publish_at = now + PUBLISH_EVERY_S
+                self._publish()
 
     def _publish(self) -> None:
         try:
@@ -173,14 +187,15 @@ class LlmStep:
         except OSError:
             logger.exception("cancellations cannot be read from %s", board.folder)
 
-    def _look_after(self, request_id: str, generation: Generation) -> None:
+    def _look_after(self, request_id: str, generation: Generation, ask: bool) -> None:
         try:
-            is_cancelled = generation.is_cancelled()
+            is_cancelled = ask and generation.is_cancelled()
         except Exception:
             logger.exception("request %s cannot be asked whether it is cancelled, so it is", request_id)
             is_cancelled = True
         with self._changed:
             if is_cancelled:
                 self.engine.cancel(request_id)
-            if (is_cancelled or generation.is_final) and self._watched.get(request_id) is generation:
+            seen = self._watched.get(request_id)
+            if (is_cancelled or generation.is_final) and seen is not None and seen.generation is generation:
                 del self._watched[request_id]

@@ -18,7 +18,7 @@ import aiohttp
 from kimi_triton.errors import ConfigError, InvalidRequest, KimiError, Unavailable
 from kimi_triton.llm.engine import FinishReason, TokenRequest, TokenSink, as_kimi_error
 from kimi_triton.llm.vllm_body import RequestBody
-from kimi_triton.llm.vllm_events import Piece, VllmFailed, read_pieces
+from kimi_triton.llm.vllm_events import Piece, VllmFailed, read_in_time, read_pieces
 from kimi_triton.llm.vllm_servers import NETWORK_FAILURES, ServerPool, VllmServer, VllmSettings, failure_text
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,8 @@ class VllmEngine:
             try:
                 if response.status != 200:
                     await _refuse(server, response)
-                async for piece in read_pieces(response.content.iter_any(), self._stop_ids):
+                chunks = read_in_time(response, self._settings.read_every_s)
+                async for piece in read_pieces(chunks, self._stop_ids):
                     if self._deliver(live, piece):
                         return
             finally:
@@ -188,10 +189,10 @@ class VllmEngine:
 
     def _deliver(self, live: _Live, piece: Piece) -> bool:
         """Hand tokens on; true when the request is over."""
-        for token in piece.tokens:
+        for number, token in enumerate(piece.tokens, start=1):
             live.num_tokens += 1
             try:
-                wants_more = live.sink.on_token(token)
+                wants_more = live.sink.on_token(token, more=number < len(piece.tokens))
             except Exception as exc:
                 self._end(live, as_kimi_error(exc))
                 return True

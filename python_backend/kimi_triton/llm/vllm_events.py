@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
+
+import aiohttp
 
 from kimi_triton.llm.engine import FinishReason, Token
 
@@ -19,20 +22,50 @@ class VllmFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of one event. `ended` without a token that says so ends the answer after them."""
+    """Tokens that came together. `ended` without a token that says so ends the answer after them."""
 
     tokens: list[Token]
     ended: FinishReason | None
 
 
+async def read_in_time(response: aiohttp.ClientResponse, every_s: float) -> AsyncIterator[bytes]:
+    """What a response brings: the first bytes at once, later ones at most once in `every_s` seconds.
+
+    Meanwhile the rest waits in the socket. Many fast streams then wake this process far less often, and a stream of
+    fewer than 1 / `every_s` tokens a second does not notice.
+    """
+    clock = asyncio.get_running_loop()
+    while chunk := await response.content.readany():
+        next_at = clock.time() + every_s
+        yield chunk
+        connection, wait_s = response.connection, next_at - clock.time()
+        if connection is not None and connection.protocol is not None and wait_s > 0:  # None: all has arrived
+            connection.protocol.pause_reading()
+            await asyncio.sleep(wait_s)
+            connection.protocol.resume_reading()
+
+
 async def read_pieces(chunks: AsyncIterable[bytes], stop_ids: frozenset[int]) -> AsyncIterator[Piece]:
-    """Pieces of an answer from the bytes of a response, however they are cut. Raises VllmFailed."""
+    """One piece for all events that came together, however the bytes of a response are cut. Raises VllmFailed."""
     held = b""
     async for chunk in chunks:
         *lines, held = (held + chunk).split(b"\n")
+        tokens: list[Token] = []
         for line in lines:
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                yield parse_piece(data, stop_ids)
+            if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
+                continue
+            try:
+                piece = parse_piece(data, stop_ids)
+            except VllmFailed:
+                if tokens:
+                    yield Piece(tokens, None)
+                raise
+            tokens += piece.tokens
+            if piece.ended or (tokens and tokens[-1].finish_reason):
+                yield Piece(tokens, piece.ended)
+                return
+        if tokens:
+            yield Piece(tokens, None)
     raise VllmFailed("the answer broke off")
 
 

@@ -28,6 +28,7 @@ class VllmSettings:
     attempts: int = 3  # for one request, over all servers
     retry_after_s: float = 0.25  # before a server is asked again that has just failed
     look_every_s: float = 2.0
+    read_every_s: float = 0.04  # tokens of one answer that come faster than this are handed on together
     max_live: int = 272  # requests at once
 
 

@@ -222,6 +222,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="vLLM servers of this checkpoint: http://host:8000 ...",
     )
     _add(parser, "llm_timeout_s", type=int, help="seconds of silence until a vLLM server is taken for dead")
+    _add(parser, "llm_chunk_ms", type=int, help="tokens that come from vLLM faster than this are streamed together")
     _add(parser, "llm_max_running", type=int, help="requests that are decoded together")
     _add(parser, "llm_max_waiting", type=int, help="requests that may wait for these; more are refused")
     _add(parser, "preprocess_instances", type=int, help="processes that decode images")

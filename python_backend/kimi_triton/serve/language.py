@@ -20,10 +20,13 @@ def choose_engine(model: Any, options: ServeOptions) -> None:
             f"--llm-max-running is {options.llm_max_running} and --llm-max-waiting {options.llm_max_waiting}, "
             "expected at least 1 and 0"
         )
+    if options.llm_chunk_ms < 0:
+        raise ConfigError(f"--llm-chunk-ms is {options.llm_chunk_ms}, expected 0 or more")
     parameters = {
         "engine": options.llm,
         "vllm_urls": ",".join(urls),
         "vllm_timeout_s": options.llm_timeout_s,
+        "vllm_chunk_ms": options.llm_chunk_ms,
         "vllm_start_timeout_s": int(options.start_timeout_s),
         "max_running": options.llm_max_running,
         "max_waiting": options.llm_max_waiting,

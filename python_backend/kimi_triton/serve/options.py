@@ -44,6 +44,7 @@ class ServeOptions:
     llm: Llm = "transformers"  # vllm: the language model runs in vLLM servers, see `kimi-triton llm-command`
     llm_url: Sequence[str] | None = None  # of vLLM servers
     llm_timeout_s: int = 60  # silence after which a vLLM server is taken for dead
+    llm_chunk_ms: int = 40  # tokens of one answer that vLLM gives faster than this are streamed together; 0: never
     llm_max_running: int = 16  # requests decoded together
     llm_max_waiting: int = 256  # requests beyond these; more are refused
     preprocess_instances: int = 2
