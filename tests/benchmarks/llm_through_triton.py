@@ -2,7 +2,8 @@
 """Tokens per second of one vLLM server, asked through Triton with a picture and asked directly with ready embeddings.
 
 Pictures are encoded anew each time, and vLLM computes each prompt anew: both caches are off. Otherwise the direct way,
-which sends the same bytes again and again, would skip its prompts.
+which sends the same bytes again and again, would skip its prompts. All answers have the full length, so that both ways
+do the same work; where they end early by chance, vLLM computes smaller batches at the same cost.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import io
 import json
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
 import torch
+import tritonclient.grpc.aio as grpcclient
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from kimi_client import AsyncKimiClient
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.demo.asking import text_input
+from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.llm.engine import TokenRequest
 from kimi_triton.llm.text_rows import TextRows
 from kimi_triton.llm.token_roles import TokenRoles
@@ -32,6 +39,7 @@ from kimi_triton.text.options import GenerationOptions
 from kimi_triton.text.tokenizer import KimiTokenizer
 from tests.vllm.vllm_process import VllmProcess
 
+OUTPUT_ROWS = "language_model.lm_head.weight"
 QUESTION = "Describe picture number {}."
 
 
@@ -69,17 +77,39 @@ class Direct:
         return tokens
 
 
+def write_endless_checkpoint(folder: Path) -> Path:
+    """A tiny random model that never takes a stop token: their logits are 0, below the largest of 500 others."""
+    write_tiny_checkpoint(folder)
+    checkpoint = Checkpoint(folder)
+    tokenizer = KimiTokenizer.from_checkpoint(folder, checkpoint.config)
+    stop_ids = sorted(TokenRoles.from_checkpoint(folder, checkpoint.config, tokenizer).stop)
+    file = checkpoint.tensors[OUTPUT_ROWS].file
+    tensors = load_file(file)
+    tensors[OUTPUT_ROWS][stop_ids] = 0
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
 async def ask_triton(grpc_url: str, questions: list[str], images: list[bytes], max_tokens: int) -> int:
-    """Tokens of answers that are streamed to a client."""
+    """Tokens of answers that are streamed to tritonclient, which does as little with a piece as `Direct` does."""
+    parameters = {"temperature": 0.0, "max_tokens": max_tokens, "stream": True}
 
-    async def ask(client: AsyncKimiClient, question: str, image: bytes) -> int:
-        stream = client.stream(question, [image], temperature=0.0, max_tokens=max_tokens)
-        chunks = [chunk async for chunk in stream]
-        usage = chunks[-1].usage
-        assert usage is not None
-        return usage.completion_tokens
+    async def ask(client: grpcclient.InferenceServerClient, question: str, image: bytes) -> int:
+        inputs = [text_input("text_input", [question.encode()]), text_input("image", [image])]
 
-    async with AsyncKimiClient(grpc_url, timeout_s=600) as client:
+        async def once() -> AsyncIterator[dict[str, Any]]:
+            yield {"model_name": "kimi_vl", "inputs": inputs, "parameters": parameters}
+
+        text, tokens = b"", 0
+        async for result, error in client.stream_infer(once()):
+            if error is not None:
+                raise error
+            text += result.as_numpy("text_output")[0] + result.as_numpy("reasoning_output")[0]
+            tokens = int(result.as_numpy("completion_tokens")[0])
+        assert text
+        return tokens
+
+    async with grpcclient.InferenceServerClient(grpc_url) as client:
         pairs = zip(questions, images, strict=True)
         return sum(await asyncio.gather(*(ask(client, question, image) for question, image in pairs)))
 
