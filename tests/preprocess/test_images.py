@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import subprocess
+import sys
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageCms, ImageFile
 
 from kimi_triton.errors import InvalidRequest
-from kimi_triton.preprocess.images import decode_image, keep_decode_memory
+from kimi_triton.preprocess.images import decode_image
 from kimi_triton.preprocess.settings import MAX_JPEG_SCANS
 from kimi_triton.preprocess.sizes import place_image
 from tests.preprocess.pictures import (
@@ -317,13 +320,35 @@ def test_a8_32_threads_decode_what_one_thread_decodes() -> None:
     assert parallel == serial * 400
 
 
-def test_decode_memory_is_kept_unless_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    for found, expected in ((0, 8), (3, 3)):
-        kept = [found]
-        monkeypatch.setattr(Image.core, "get_blocks_max", lambda kept=kept: kept[-1])
-        monkeypatch.setattr(Image.core, "set_blocks_max", kept.append)
-        keep_decode_memory()
-        assert kept[-1] == expected
+# Prints blocks that were kept, made anew and changed in size while a large and a small picture took turns.
+DECODE_MEMORY = """
+from PIL import Image
+from kimi_triton.preprocess.images import decode_image, keep_decode_memory
+from tests.preprocess.pictures import KIMI_K25, encode, noise
+keep_decode_memory()
+files = [encode(noise(*size), "BMP") for size in ((2000, 1500), (640, 480), (1999, 1500))]
+def decode_all():
+    for data in files:
+        decode_image(data, 0, KIMI_K25).resize((700, 500))
+decode_all()
+Image.core.reset_stats()
+decode_all()
+stats = Image.core.get_stats()
+print(Image.core.get_blocks_max(), stats["allocated_blocks"], stats["reused_blocks"], stats["reallocated_blocks"])
+"""
+
+
+@pytest.mark.parametrize(("environment", "kept"), [({}, 128), ({"PILLOW_BLOCKS_MAX": "3"}, 3)])
+def test_decode_memory_is_kept_unless_the_environment_decides(environment: dict[str, str], kept: int) -> None:
+    command = [sys.executable, "-c", DECODE_MEMORY]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    blocks_max, allocated, reused, reallocated = map(int, done.stdout.split())
+    assert blocks_max == kept
+    if kept == 128:
+        assert allocated == 0
+        assert reused > 40
+        assert reallocated < reused / 5
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "CMYK", "YCbCr", "LAB", "RGBX"])

@@ -27,6 +27,7 @@ Grid = tuple[int, int, int]  # (t, h, w) in patches, before merging
 # One row of one channel of one patch. Moving these whole is several times faster than moving single bytes.
 PATCH_ROW = np.dtype(f"V{PATCH_SIZE}")
 BAND_ROWS = 8  # rows of patches that are cut and hashed at a time; digests depend on it
+SPREAD_ROWS = 3 * PATCH_SIZE * 4096  # rows of as many patches are hashed elsewhere; fewer sooner than a thread wakes
 
 # map, or a pool's, which takes every argument at once on the caller's thread and calls on others.
 Map = Callable[[Callable[[npt.NDArray[np.void]], bytes], Iterable[npt.NDArray[np.void]]], Iterable[bytes]]
@@ -77,7 +78,7 @@ def _cut(frames: Sequence[Image.Image], placement: Placement, settings: ImageSet
     )
     digest = hashlib.sha256(settings.fingerprint)
     digest.update(struct.pack("<3q", *grid))
-    for band_digest in hash_map(_sha256, bands):
+    for band_digest in (hash_map if rows.size >= SPREAD_ROWS else map)(_sha256, bands):
         digest.update(band_digest)
     return ImagePatches(rows.view(np.uint8).reshape(-1, 3, PATCH_SIZE, PATCH_SIZE), grid, digest.digest())
 
