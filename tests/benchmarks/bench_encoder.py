@@ -6,6 +6,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -64,20 +65,20 @@ def main(folder: Path) -> None:
     )
 
 
-def transformers_tower() -> Kimi_K25VisionModel:
-    """With sdpa attention and seeded weights of the same scale."""
+def transformers_tower(attention: str = "sdpa", sizes: Mapping[str, int] = SIZES) -> Kimi_K25VisionModel:
+    """In bf16 with seeded weights of the same scale, on the CPU."""
     torch.manual_seed(0)
-    config = Kimi_K25VisionConfig(**SIZES)
-    config._attn_implementation = "sdpa"
+    config = Kimi_K25VisionConfig(**sizes)
+    config._attn_implementation = attention
     tower = Kimi_K25VisionModel(config).to(torch.bfloat16).eval()
     for parameter in tower.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     return tower.requires_grad_(False)
 
 
-def tower_flops(grids: list[Grid]) -> float:
+def tower_flops(grids: list[Grid], sizes: Mapping[str, int] = SIZES) -> float:
     """Multiplications and additions of all matrix products of the tower."""
-    width, mlp, layers = SIZES["hidden_size"], SIZES["intermediate_size"], SIZES["num_hidden_layers"]
+    width, mlp, layers = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"]
     linear = 2 * width * (4 * width + 2 * mlp)
     per_image = (num_patches(grid) * linear + 4 * num_patches(grid) ** 2 * width for grid in grids)
     embedding = 2 * 588 * width * sum(map(num_patches, grids))

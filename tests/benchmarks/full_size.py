@@ -14,7 +14,7 @@ SIZES = {"hidden_size": 1152, "num_hidden_layers": 27, "num_attention_heads": 16
 TABLE_SIDE = 64
 
 
-def write_full_size_checkpoint(folder: Path) -> Path:
+def write_full_size_checkpoint(folder: Path, sizes: dict[str, int] = SIZES) -> Path:
     """About 0.9 GB of seeded bf16 weights in K2.5's layout. A folder that has one already is left as it is."""
     done = folder / "complete"
     if done.exists():
@@ -24,8 +24,8 @@ def write_full_size_checkpoint(folder: Path) -> Path:
         shard.unlink()
     config = json.loads((folder / "config.json").read_text())
     text_hidden_size = config["text_config"]["hidden_size"]
-    config["vision_config"] = k25_vision_config(SIZES, TABLE_SIDE, text_hidden_size)
-    config["projection_hidden_size"] = SIZES["hidden_size"]
+    config["vision_config"] = k25_vision_config(sizes, TABLE_SIDE, text_hidden_size)
+    config["projection_hidden_size"] = sizes["hidden_size"]
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save_sharded(folder, random_weights(CheckpointConfig.from_checkpoint(folder), seed=0), num_shards=4)
     done.touch()
