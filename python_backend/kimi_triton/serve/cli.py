@@ -29,7 +29,7 @@ from kimi_triton.serve.memory import check_shm
 from kimi_triton.serve.options import DTYPES, LLMS, ServeOptions
 from kimi_triton.serve.repository import write_repository
 from kimi_triton.serve.server import TritonServer
-from kimi_triton.serve.start_times import explain_start, process_age_s
+from kimi_triton.serve.start_times import FirstProgress, explain_start, process_age_s
 from kimi_triton.serve.watch import Watcher
 from kimi_triton.vision.layout import PARALLEL
 
@@ -51,17 +51,17 @@ def serve(**values: object) -> int:
     """Serve until SIGINT or SIGTERM; whatever dies meanwhile is replaced."""
     imports_s = process_age_s(os.getpid())
     options = ServeOptions(**values)  # type: ignore[arg-type]
-    stopping = _StopSignal()
+    stopping, progress = _StopSignal(), FirstProgress(_show_progress)
     with (
         tempfile.TemporaryDirectory(prefix="kimi-triton-") as run_folder,
-        launch(options, Path(run_folder), _show_progress, stopping.is_set) as server,
+        launch(options, Path(run_folder), progress, stopping.is_set) as server,
     ):
         if stopping.is_set():
             return 130
         if options.verbose:
             log = (options.log_file or Path(run_folder) / "server.log").read_text(errors="replace")
             ages = process_age_s(os.getpid()), process_age_s(server.process.pid)
-            print(explain_start(imports_s, *ages, log), file=sys.stderr, flush=True)
+            print(explain_start(imports_s, *ages, log, progress.seconds), file=sys.stderr, flush=True)
         _warn_of_little_memory(options)
         watcher = Watcher(server, _note)
         with closing(HealthPage(options.host, options.health_port, watcher.health)) as page, closing(watcher):

@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 TIME = r"[IWE]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*"
 STARTED = re.compile(TIME + r"loading: (\w+):1\"")
-IMPORTED = re.compile(TIME + r"ModelInstanceInitialize: (\w+)_\d+_\d+ ")  # the instance's module has been imported
 LOADED = re.compile(TIME + r"successfully loaded '(\w+)'")
 DAY_S = 24 * 3600
 COLUMN = 14  # characters of a model's name
@@ -20,11 +19,22 @@ COLUMN = 14  # characters of a model's name
 
 @dataclass(slots=True)
 class ModelTimes:
-    """Seconds of the day at which a model was asked for, imported (its last instance) and ready."""
+    """Seconds of the day (UTC, as in the log) at which a model was asked for and ready."""
 
     started: float
-    imported: float | None = None
     loaded: float | None = None
+
+
+class FirstProgress:
+    """Passes progress on and remembers when each model first reported any, which is when its weights began to load."""
+
+    def __init__(self, on_progress: Callable[[str, float], None]) -> None:
+        self._on_progress = on_progress
+        self.seconds: dict[str, float] = {}  # of the day, UTC
+
+    def __call__(self, step: str, share: float) -> None:
+        self.seconds.setdefault(step, time.time() % DAY_S)
+        self._on_progress(step, share)
 
 
 def process_age_s(pid: int) -> float:
@@ -34,11 +44,13 @@ def process_age_s(pid: int) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
-def explain_start(imports_s: float, command_s: float, server_s: float, log: str) -> str:
+def explain_start(
+    imports_s: float, command_s: float, server_s: float, log: str, weights_from: Mapping[str, float]
+) -> str:
     """A few lines that say where the time went.
 
     imports_s: until the command began its work; command_s and server_s: ages of both processes when all was ready;
-    log: what the server has written. Ensembles take no time and are left out.
+    log: what the server has written; weights_from: FirstProgress.seconds.
     """
     models = _read_log(log)
     first = min((times.started for times in models.values()), default=0.0)
@@ -50,20 +62,20 @@ def explain_start(imports_s: float, command_s: float, server_s: float, log: str)
             f"  {command_s - imports_s - server_s:5.1f} s  checks of the checkpoint, and the model repository",
             f"  {server_s - loading_s:5.1f} s  the server before and after it loaded models",
             f"  {loading_s:5.1f} s  models, side by side:",
-            *_model_lines(models, first),
+            *_model_lines(models, first, weights_from),
         ]
     )
 
 
-def _model_lines(models: dict[str, ModelTimes], first: float) -> Iterator[str]:
-    for name, times in sorted(models.items(), key=lambda item: item[1].loaded or 0):
-        if times.imported is None or times.loaded is None:
+def _model_lines(models: dict[str, ModelTimes], first: float, weights_from: Mapping[str, float]) -> Iterator[str]:
+    for name, times in models.items():  # in the order in which they were asked for
+        if times.loaded is None:
             continue
-        yield (
-            f"           {name:<{COLUMN}} ready after {_after(first, times.loaded):.1f} s: "
-            f"{_after(times.started, times.imported):.1f} s for its processes and imports, "
-            f"{_after(times.imported, times.loaded):.1f} s for its weights"
-        )
+        line = f"           {name:<{COLUMN}} ready after {_after(first, times.loaded):.1f} s"
+        if name in weights_from:
+            libraries_s, weights_s = _after(times.started, weights_from[name]), _after(weights_from[name], times.loaded)
+            line += f": {libraries_s:.1f} s for its libraries, {weights_s:.1f} s for its weights"
+        yield line
 
 
 def _read_log(log: str) -> dict[str, ModelTimes]:
@@ -71,8 +83,6 @@ def _read_log(log: str) -> dict[str, ModelTimes]:
     for line in log.splitlines():
         if match := STARTED.match(line):
             models[match[4]] = ModelTimes(_seconds(match))
-        elif (match := IMPORTED.match(line)) and match[4] in models:
-            models[match[4]].imported = _seconds(match)
         elif (match := LOADED.match(line)) and match[4] in models:
             models[match[4]].loaded = _seconds(match)
     return models
