@@ -75,9 +75,10 @@ class Drill:
 
 
 def signalled(system: System, model: str, number: signal.Signals) -> Fault:
-    async def fault(_: Traffic) -> None:
+    async def fault(_: Traffic) -> psutil.Process:
         victim = system.triton if model == "tritonserver" else system.stub(model)
         victim.send_signal(number)
+        return victim
 
     return fault
 
@@ -106,9 +107,11 @@ def trouble(system: System) -> dict[str, Fault]:
 
 
 def worker_loss(system: System) -> dict[str, Fault]:
-    async def fault(_: Traffic) -> None:
+    async def fault(_: Traffic) -> psutil.Process:
         family = psutil.Process(system.process.pid).children(recursive=True)
-        next(child for child in family if "kimi_triton.workers.worker" in " ".join(child.cmdline())).kill()
+        victim = next(child for child in family if "kimi_triton.workers.worker" in " ".join(child.cmdline()))
+        victim.kill()
+        return victim
 
     return {"kill a vision worker": fault}
 
@@ -116,10 +119,12 @@ def worker_loss(system: System) -> dict[str, Fault]:
 def watcher_loss(system: System) -> dict[str, Fault]:
     """The supervisor is looked after by whoever started it, as compose and Kubernetes do; here that is this program."""
 
-    async def fault(_: Traffic) -> None:
+    async def fault(_: Traffic) -> psutil.Process:
+        victim = psutil.Process(system.process.pid)
         system.process.kill()
         system.process.wait()
         await asyncio.to_thread(system.start)
+        return victim
 
     return {"kill serve": fault}
 

@@ -9,10 +9,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import psutil
+
 from tests.benchmarks.traffic import Traffic
 from tests.system import System
 
-Fault = Callable[[Traffic], Awaitable[None]]  # its own requests are counted with the others
+# Its own requests are counted with the others. It returns the process that must be gone when all is well again.
+Fault = Callable[[Traffic], Awaitable[psutil.Process | None]]
 
 CALLERS = 4
 RECOVER_WITHIN_S = 300.0
@@ -47,7 +50,9 @@ class Healing:
         return f"noticed after {self.noticed_s:.1f} s, loaded again {loaded}"
 
 
-async def recovered(system: System, traffic: Traffic, since: float) -> tuple[float, float]:
+async def recovered(
+    system: System, traffic: Traffic, victim: psutil.Process | None, since: float
+) -> tuple[float, float]:
     """Seconds from `since` until every good kind of request is answered right, and until every stage is well too."""
     right_s = None
     while time.monotonic() - since < RECOVER_WITHIN_S:
@@ -57,7 +62,7 @@ async def recovered(system: System, traffic: Traffic, since: float) -> tuple[flo
             is_right = probe.counts.ends["answered"] == len(traffic.expected) and await probe.can_cancel()
         if is_right:
             right_s = time.monotonic() - since if right_s is None else right_s
-            if await asyncio.to_thread(system.is_ready):
+            if is_gone(victim) and await asyncio.to_thread(system.is_ready):
                 return right_s, time.monotonic() - since
         else:
             right_s = None
@@ -72,9 +77,9 @@ async def under_load(system: System, traffic: Traffic, name: str, fault: Fault) 
     await asyncio.sleep(1)
     healing = Healing(system)
     following = asyncio.create_task(healing.follow())
-    await fault(traffic)
+    victim = await fault(traffic)
     await asyncio.sleep(1)  # the watcher may not have noticed yet
-    right_s, well_s = await recovered(system, traffic, healing.start)
+    right_s, well_s = await recovered(system, traffic, victim, healing.start)
     stop.set()
     await load
     following.cancel()
@@ -86,3 +91,8 @@ async def under_load(system: System, traffic: Traffic, name: str, fault: Fault) 
         flush=True,
     )
     return well_s
+
+
+def is_gone(process: psutil.Process | None) -> bool:
+    """A frozen process must have been ended; what is left of a killed one may wait to be collected."""
+    return process is None or not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

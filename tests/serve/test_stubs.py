@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive
+from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive, is_stopped
 
 
 def test_a_stub_is_found_with_its_model_and_segment(tmp_path: Path) -> None:
@@ -38,6 +38,19 @@ def test_a_zombie_is_not_alive() -> None:
             time.sleep(0.01)
         assert process.returncode is None  # not collected yet, so it is a zombie
         assert not is_alive(process.pid)
+
+
+def test_a_stopped_process_is_told_from_a_sleeping_one() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while not is_stopped(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert is_stopped(process.pid)
+        assert is_alive(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)
 
 
 def test_a_computing_process_is_told_from_a_sleeping_one() -> None:

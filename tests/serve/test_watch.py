@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from kimi_triton.errors import Unavailable
 from kimi_triton.serve import watch
 from kimi_triton.serve.probes import STAGES, Finding
 from kimi_triton.serve.stubs import Stub
-from kimi_triton.serve.watch import PROBE_EVERY_S, STEP_STUCK_S, STRIKES, Watcher
+from kimi_triton.serve.watch import PROBE_EVERY_S, STEP_STUCK_S, STOPPED_S, STRIKES, Watcher
 
 STUBS = [
     Stub(101, "preprocess", "s1"),
@@ -30,6 +31,7 @@ class World:
     def __init__(self) -> None:
         self.now = 1000.0
         self.dead: set[int] = set()
+        self.stopped: set[int] = set()
         self.findings = {stage: Finding(stage, "ok") for stage in STAGES}
         self.sent: list[str] = []
         self.reloaded: list[str] = []
@@ -90,6 +92,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: world.now))
     monkeypatch.setattr(watch, "find_stubs", lambda _pid: list(STUBS))
     monkeypatch.setattr(watch, "is_alive", lambda pid: pid not in world.dead)
+    monkeypatch.setattr(watch, "is_stopped", lambda pid: pid in world.stopped)
     monkeypatch.setattr(watch, "probe", world.probe)
     monkeypatch.setattr(watch, "reload_model", world.reload)
     monkeypatch.setattr(watch, "work_done", lambda _url, _model: world.work)
@@ -121,6 +124,20 @@ def test_a_dead_process_has_its_model_loaded_again_and_its_memory_freed(world: W
     assert world.watcher.num_restarts == 0
     world.pass_time(10)
     assert world.watcher.health()["state"] == "ok"
+
+
+def test_one_stopped_process_of_two_is_replaced_but_a_short_stop_is_waited_for(world: World) -> None:
+    world.pass_time(10)
+    for _ in range(3):
+        world.stopped.add(102)
+        world.pass_time(STOPPED_S - 0.5)
+        world.stopped.clear()
+        world.pass_time(2.5)
+    assert world.reloaded == []
+    world.stopped.add(102)
+    world.pass_time(STOPPED_S + 5)
+    assert world.reloaded == ["preprocess"]
+    assert {101, 102} <= set(world.killed)
 
 
 def test_e3_callers_of_a_dead_language_model_are_let_go_by_a_new_server(world: World) -> None:
@@ -172,6 +189,9 @@ def test_a_stuck_model_is_killed_and_loaded_again(world: World) -> None:
     world.pass_time(STEP_STUCK_S - PROBE_EVERY_S)
     assert world.reports == []
     world.pass_time(3 * PROBE_EVERY_S)
+    deadline = time.monotonic() + 5  # another thread does it
+    while not {101, 102} <= set(world.killed) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert {101, 102} <= set(world.killed)
     assert "no work done" in world.reports[0]
 

@@ -38,6 +38,11 @@ def is_alive(pid: int) -> bool:
     return _stat(PROC / str(pid))[:1] not in ([], ["Z"])
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped it; a debugger that looks into it is something else."""
+    return _stat(PROC / str(pid))[:1] == ["T"]
+
+
 def busy_seconds(pids: Iterable[int]) -> float:
     """How long these processes and their children have computed or waited for a core; of those gone, nothing.
 

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 from kimi_triton.serve.admin import reload_model, work_done
 from kimi_triton.serve.probes import STAGES, Finding, State, probe
 from kimi_triton.serve.server import ADMIN_HEADER, TritonServer
-from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive
+from kimi_triton.serve.stubs import Stub, busy_seconds, find_stubs, is_alive, is_stopped
 
 PROBE_EVERY_S = 5.0
 STUCK_S = 20.0  # without an answer and without any work done
 STEP_STUCK_S = 12.0  # the same for steps whose work is short; they compute all the time they need
+STOPPED_S = 3.0  # by a signal; of several processes of one stage the others go on answering
 BUSY_SHARE = 0.1  # of a core; a process that computes or waits for a core so much has a long piece of work
 STRIKES = 3  # errors in a row of a stage whose process lives
 LOAD_TIMEOUT_S = 900.0
@@ -61,6 +62,7 @@ class Watcher:
         self.stages = {name: Stage() for name in STAGES}
         self.num_restarts = self.num_reloads = 0
         self._stubs: list[Stub] = []
+        self._stopped_since: dict[int, float] = {}  # by pid
 
     def look(self) -> None:
         """One look; starts what has to be done about what it sees and does not wait for it."""
@@ -103,6 +105,16 @@ class Watcher:
             if not is_alive(stub.pid):
                 self._heal(stub.model, f"its process {stub.pid} has died")
                 break  # the list has changed
+            if self._stopped_s(stub.pid) > STOPPED_S:
+                self._heal(stub.model, f"its process {stub.pid} has been stopped")
+                break
+
+    def _stopped_s(self, pid: int) -> float:
+        """Seconds since a process was first seen to be stopped; 0 while it runs."""
+        if not is_stopped(pid):
+            self._stopped_since.pop(pid, None)
+            return 0.0
+        return time.monotonic() - self._stopped_since.setdefault(pid, time.monotonic())
 
     def _look_at_reloads(self) -> None:
         for model, reloading in list(self._reloads.items()):
