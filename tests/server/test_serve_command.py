@@ -13,10 +13,17 @@ import subprocess
 import sys
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+
+from kimi_triton.serve import launch
+from kimi_triton.serve.ports import Ports
+from tests.conftest import started
 
 pytestmark = pytest.mark.server
 COMMAND = [str(Path(sys.executable).parent / "kimi-triton")]
@@ -112,6 +119,32 @@ def test_a_port_in_use_is_named(tiny_k25: Path) -> None:
         result = subprocess.run(command(tiny_k25, *more), capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 1
     assert f"http port {port}" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_a_port_taken_during_the_start_is_replaced(
+    name: str, tiny_k25: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = []
+    choose = Ports.choose
+    with socket.socket() as taker:
+        taker.bind(("127.0.0.1", 0))
+
+        def choose_and_lose_one(*values: Any) -> Ports:
+            ports = choose(*values)
+            if not chosen:
+                taker.listen()
+                ports = replace(ports, **{name: taker.getsockname()[1]})
+            chosen.append(ports)
+            return ports
+
+        monkeypatch.setattr(launch, "Ports", SimpleNamespace(choose=choose_and_lose_one))
+        with started(tiny_k25, tmp_path) as server:
+            body = json.dumps({"text_input": "Hello", "max_tokens": 2}).encode()
+            url = f"http://{server.http_url}/v2/models/kimi_vl_unary/generate"  # which asks the server's own gRPC port
+            with urllib.request.urlopen(url, body, timeout=30) as response:
+                assert json.load(response)["completion_tokens"] >= 1
+    assert len(chosen) == 2
 
 
 def test_a_written_repository_serves_under_plain_options(tiny_k25: Path, tmp_path: Path) -> None:

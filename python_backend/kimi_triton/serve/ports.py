@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from kimi_triton.errors import ConfigError
 
 
+class PortTaken(ConfigError):
+    """Somebody has taken a port between its choice and the server's start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ports:
     """TCP ports of one server."""
@@ -25,6 +29,13 @@ class Ports:
             wanted = (("http", http), ("gRPC", grpc), ("metrics", metrics))
             listeners = [sockets.enter_context(_bound(host, name, port)) for name, port in wanted]
             return cls(*(listener.getsockname()[1] for listener in listeners))
+
+    def check_free(self, host: str) -> None:
+        """Raise PortTaken, naming the port, when another process has one of them."""
+        try:
+            self.choose(host, self.http, self.grpc, self.metrics)
+        except ConfigError as exc:
+            raise PortTaken(str(exc)) from exc
 
 
 def _bound(host: str, name: str, port: int) -> socket.socket:

@@ -25,7 +25,7 @@ from pathlib import Path
 from kimi_triton.errors import ConfigError
 from kimi_triton.progress import parse_progress
 from kimi_triton.serve.installation import ServerInstallation
-from kimi_triton.serve.ports import Ports
+from kimi_triton.serve.ports import Ports, PortTaken
 from kimi_triton.serve.segments import Segments
 
 EXIT_TIMEOUT_S = 5  # Triton lets requests finish for so long
@@ -34,6 +34,7 @@ KILL_AFTER_S = EXIT_TIMEOUT_S + 2.5
 TIED = Path(__file__).with_name("tied.py")
 ADMIN_HEADER = "kimi-triton-admin"
 RESTRICTED = "model-repository,trace,logging"
+METRICS_LOST = re.compile("failed to start Metrics service: .* already in use")
 LOAD_ERROR = re.compile(r"failed to load '(\w+)' version \d+: (.+)")
 
 
@@ -94,6 +95,7 @@ class TritonServer:
     ) -> None:
         """Block until every model is ready or `is_stopped`. Raises ConfigError with the server's reason otherwise.
 
+        The reason is PortTaken when somebody else has one of its ports.
         A server that a signal ends is started again: on crowded machines old ones abort while they load, because they
         take a lock that is held for long for one that is lost.
         """
@@ -107,8 +109,11 @@ class TritonServer:
                     self.restart()
                     continue
                 self._reader.join(timeout=2)
+                self.ports.check_free(self.host)
                 raise ConfigError(self._reason())
-            if is_stopped() or self.is_ready:
+            if METRICS_LOST.search("".join(self._recent)):  # the server goes on without them
+                raise PortTaken(f"metrics port {self.ports.metrics} on {self.host} was taken during the start")
+            if is_stopped() or (self.is_ready and _answers(f"http://{self.metrics_url}/metrics")):
                 return
             time.sleep(0.1)
         raise ConfigError(f"the server was not ready after {timeout_s:.0f} s; {self._reason()}")
@@ -116,7 +121,7 @@ class TritonServer:
     @property
     def is_ready(self) -> bool:
         """Whether every model is loaded. It stays true when one dies."""
-        return _is_ready(self.http_url)
+        return _answers(f"http://{self.http_url}/v2/health/ready")
 
     def restart(self) -> None:
         """Replace the process at once; requests that it holds end with their connections."""
@@ -195,9 +200,9 @@ def _environment(installation: ServerInstallation) -> dict[str, str]:
     return environment
 
 
-def _is_ready(url: str) -> bool:
+def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"http://{url}/v2/health/ready", timeout=2) as response:
+        with urllib.request.urlopen(url, timeout=2) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
