@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make bench-llm`: the transformers engine with 8 requests at once over one at a time, and Triton over bare vLLM.
 
+The first runs the demo model; the second a tiny random one whose answers never end early, unless one is named.
 The last line is JSON. usage: python -m tests.benchmarks.bench_llm [--checkpoint DIR] [--tokens N] [--rounds N]
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 
 from kimi_triton.checkpoint import Checkpoint
+from kimi_triton.demo import CHECKPOINT
 from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.llm.assembly import transformers_step
 from kimi_triton.llm.request import LlmRequest
@@ -21,6 +23,7 @@ from kimi_triton.llm.step import LlmStep
 from tests.benchmarks.llm_through_triton import measure
 from tests.benchmarks.measure import VLLM_PYTHON, finish, surroundings
 from tests.llm.scripted import RecordingCaller, llm_request
+from tests.vllm.endless import make_endless
 
 CONCURRENCY = 8
 NUM_PROMPT_TOKENS = 64
@@ -51,12 +54,11 @@ def tokens_per_second(step: LlmStep, given: list[LlmRequest], together: bool) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoint", type=Path, help="a tiny random one unless given")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--checkpoint", type=Path, help="for both, instead of the demo model and a random one")
+    parser.add_argument("--tokens", type=int, default=256, help="of each answer")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    folder = arguments.checkpoint or write_tiny_checkpoint(Path(tempfile.mkdtemp()))
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(arguments.checkpoint or CHECKPOINT)
     step = transformers_step(checkpoint, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     step.start()
     given = requests(checkpoint, arguments.tokens)
@@ -70,6 +72,7 @@ def main() -> None:
     ratio, serial, batched = sorted(rounds)[len(rounds) // 2]
     result = {"batched_over_serial": ratio, "serial_tokens_per_s": serial, "batched_tokens_per_s": batched}
     if VLLM_PYTHON.exists():
+        folder = arguments.checkpoint or make_endless(write_tiny_checkpoint(Path(tempfile.mkdtemp())))
         result |= measure(folder, CONCURRENCY, arguments.tokens, arguments.rounds)
     else:
         print("no vLLM beside us: run `make vllm-env` for the rest")

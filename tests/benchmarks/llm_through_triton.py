@@ -22,12 +22,10 @@ import numpy as np
 import torch
 import tritonclient.grpc.aio as grpcclient
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 from kimi_client import AsyncKimiClient
 from kimi_triton.checkpoint import Checkpoint
 from kimi_triton.demo.asking import text_input
-from kimi_triton.demo.tiny import write_tiny_checkpoint
 from kimi_triton.llm.engine import TokenRequest
 from kimi_triton.llm.text_rows import TextRows
 from kimi_triton.llm.token_roles import TokenRoles
@@ -39,7 +37,6 @@ from kimi_triton.text.options import GenerationOptions
 from kimi_triton.text.tokenizer import KimiTokenizer
 from tests.vllm.vllm_process import VllmProcess
 
-OUTPUT_ROWS = "language_model.lm_head.weight"
 QUESTION = "Describe picture number {}."
 
 
@@ -75,19 +72,6 @@ class Direct:
                 if line.startswith(b"data: {"):
                     tokens += sum(len(choice["token_ids"]) for choice in json.loads(line[6:])["choices"])
         return tokens
-
-
-def write_endless_checkpoint(folder: Path) -> Path:
-    """A tiny random model that never takes a stop token: their logits are 0, below the largest of 500 others."""
-    write_tiny_checkpoint(folder)
-    checkpoint = Checkpoint(folder)
-    tokenizer = KimiTokenizer.from_checkpoint(folder, checkpoint.config)
-    stop_ids = sorted(TokenRoles.from_checkpoint(folder, checkpoint.config, tokenizer).stop)
-    file = checkpoint.tensors[OUTPUT_ROWS].file
-    tensors = load_file(file)
-    tensors[OUTPUT_ROWS][stop_ids] = 0
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
 
 
 async def ask_triton(grpc_url: str, questions: list[str], images: list[bytes], max_tokens: int) -> int:

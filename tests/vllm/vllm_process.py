@@ -60,8 +60,9 @@ class VllmProcess:
                 self._command, env=os.environ | ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
             )
         deadline = time.monotonic() + START_TIMEOUT_S
+        process = self._process
         while not self._is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(self._log_file.read_text(errors="replace")[-3000:])
             time.sleep(0.5)
@@ -73,6 +74,7 @@ class VllmProcess:
         if self._process is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self._process = None
 
     def num_running(self) -> float:
         """Requests that vLLM works on, by its own metrics."""
