@@ -393,6 +393,17 @@ def test_slow_tokens_are_handed_on_one_by_one(cluster: Cluster) -> None:
     assert sink.groups == [1] * 10
 
 
+def test_a_server_that_dies_while_nothing_is_read_is_named(cluster: Cluster) -> None:
+    server = cluster.server(step_s=0.001)
+    sink = submit(cluster.engine(read_every_s=0.5), [1], max_tokens=4000)
+    until(lambda: sink.tokens)
+    server.stop()
+    error = sink.wait()
+    assert isinstance(error, Unavailable)
+    assert "failed after" in str(error)
+    server.start()
+
+
 def test_g4_an_answer_that_is_not_being_read_is_cancelled_at_once(cluster: Cluster) -> None:
     server = cluster.server(step_s=0.001)
     engine = cluster.engine(read_every_s=30.0)

@@ -38,11 +38,12 @@ async def read_in_time(response: aiohttp.ClientResponse, every_s: float) -> Asyn
     while chunk := await response.content.readany():
         next_at = clock.time() + every_s
         yield chunk
-        connection, wait_s = response.connection, next_at - clock.time()
-        if connection is not None and connection.protocol is not None and wait_s > 0:  # None: all has arrived
-            connection.protocol.pause_reading()
+        transport = response.connection.transport if response.connection is not None else None
+        wait_s = next_at - clock.time()
+        if transport is not None and wait_s > 0:  # without one all has arrived
+            transport.pause_reading()
             await asyncio.sleep(wait_s)
-            connection.protocol.resume_reading()
+            transport.resume_reading()
 
 
 async def read_pieces(chunks: AsyncIterable[bytes], stop_ids: frozenset[int]) -> AsyncIterator[Piece]:
