@@ -34,5 +34,5 @@ def test_every_step_and_every_second_of_the_start(tiny_k25: Path) -> None:
     weights = {match[1]: [float(match[i]) for i in (2, 3, 4)] for match in WEIGHTS.finditer(printed)}
     assert weights.keys() == {"moonvit", "llm"}
     for ready_s, libraries_s, weights_s in weights.values():
-        assert 0 < libraries_s < ready_s
+        assert 0 < libraries_s <= ready_s
         assert libraries_s + weights_s == pytest.approx(ready_s, abs=0.25)
