@@ -15,7 +15,7 @@ from PIL import Image
 
 from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.images import decode_image
-from kimi_triton.preprocess.patches import BAND_ROWS, frames_to_patches, image_to_patches, num_image_tokens
+from kimi_triton.preprocess.patches import BAND_PATCHES, frames_to_patches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.settings import ImageSettings
 from tests.preprocess.pictures import KIMI_K25, KIMI_VL, encode, noise
 
@@ -201,24 +201,28 @@ def test_f1_threads_change_neither_pixels_nor_digest(size: tuple[int, int], sett
     assert spread.digest == alone.digest
 
 
+WIDTH = 64  # patches; then a band has this many rows:
+ROWS = BAND_PATCHES // WIDTH
+
+
 def test_f1_the_digest_covers_every_band() -> None:
     """One pixel changed in each row of patches in turn, so also on both sides of the bands that are hashed apart."""
-    image = noise(28, 14 * 40)
+    image = noise(14 * WIDTH, 14 * (2 * ROWS + 2))
     digests = {image_to_patches(image, 0, KIMI_K25).digest}
-    for row in range(40):
+    for row in range(2 * ROWS + 2):
         changed = image.copy()
         changed.putpixel((3, row * 14), tuple(255 - value for value in image.getpixel((3, row * 14))))
         digests.add(image_to_patches(changed, 0, KIMI_K25).digest)
-    assert len(digests) == 41
+    assert len(digests) == 2 * ROWS + 3
 
 
 def test_f1_bands_that_change_places_change_the_digest() -> None:
-    upper, lower = noise(28, 14 * BAND_ROWS, seed=1), noise(28, 14 * BAND_ROWS, seed=2)
+    upper, lower = noise(14 * WIDTH, 14 * ROWS, seed=1), noise(14 * WIDTH, 14 * ROWS, seed=2)
     digests = set()
     for order in ((upper, lower), (lower, upper)):
-        image = Image.new("RGB", (28, 28 * BAND_ROWS))
+        image = Image.new("RGB", (14 * WIDTH, 28 * ROWS))
         image.paste(order[0], (0, 0))
-        image.paste(order[1], (0, 14 * BAND_ROWS))
+        image.paste(order[1], (0, 14 * ROWS))
         digests.add(image_to_patches(image, 0, KIMI_K25).digest)
     assert len(digests) == 2
 

@@ -50,8 +50,8 @@ READERS: dict[str, Callable[[BytesIO], ImageFile.ImageFile]] = {
     "TIFF": TiffImageFile,
 }
 WHITE = 255
-BLOCK_BYTES = 1 << 20  # small beside a picture, so that nearly all blocks of pictures of any size are alike
-KEPT_BLOCKS = 128
+BLOCK_BYTES = 256 << 10  # small beside a picture, so that nearly all blocks of pictures of any size are alike
+KEPT_BLOCKS = 512
 
 # What turns a picture upright, by the value of its EXIF orientation.
 UPRIGHT: dict[object, Image.Transpose] = {

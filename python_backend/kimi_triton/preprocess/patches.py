@@ -26,7 +26,7 @@ Grid = tuple[int, int, int]  # (t, h, w) in patches, before merging
 
 # One row of one channel of one patch. Moving these whole is several times faster than moving single bytes.
 PATCH_ROW = np.dtype(f"V{PATCH_SIZE}")
-BAND_ROWS = 8  # rows of patches that are cut and hashed at a time; digests depend on it
+BAND_PATCHES = 1024  # that are cut and hashed at a time, in whole rows; digests depend on it
 SPREAD_ROWS = 3 * PATCH_SIZE * 4096  # rows of as many patches are hashed elsewhere; fewer sooner than a thread wakes
 
 # map, or a pool's, which takes every argument at once on the caller's thread and calls on others.
@@ -95,9 +95,11 @@ def _bands(image: Image.Image, placement: Placement, patches: npt.NDArray[np.voi
     Parts are small, so that their scan lines use the same few pages of memory again and again.
     """
     left, top, right, _ = placement.box
-    for start in range(0, len(patches), BAND_ROWS):
-        band = patches[start : start + BAND_ROWS]
-        height, width, *_ = band.shape
+    width = placement.grid[1]
+    band_rows = max(1, BAND_PATCHES // width)
+    for start in range(0, len(patches), band_rows):
+        band = patches[start : start + band_rows]
+        height = len(band)
         first_line = top + start * PATCH_SIZE
         # What lies beyond the picture becomes zero.
         part = image.crop((left, first_line, right, first_line + height * PATCH_SIZE))
