@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,35 @@ def test_stopping_answers_everybody(board: CancelBoard) -> None:
     for sink in sinks:
         with pytest.raises(Unavailable, match="stopping"):
             sink.wait()
+
+
+class EndingCall:
+    """A gRPC stream with one answer, which tells whether it was read to its end or cancelled."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.was_read_to_the_end = False
+        self.was_cancelled = False
+
+    async def __aiter__(self) -> Any:
+        result = SimpleNamespace(
+            get_response=lambda: SimpleNamespace(outputs=[SimpleNamespace(name="text_output")]),
+            as_numpy=lambda _name: np.ones(1),
+        )
+        yield result, self.error
+        await asyncio.sleep(0.05)  # the end comes on its own
+        self.was_read_to_the_end = True
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
+def test_a_stream_is_read_to_its_end_since_a_cancelled_one_costs_the_server_memory(board: CancelBoard) -> None:
+    call = EndingCall()
+    front = UnaryFront("nowhere:1", board, 8)
+    front._client = SimpleNamespace(stream_infer=lambda _requests: call, close=lambda: asyncio.sleep(0))  # type: ignore[assignment]
+    sink = Sink()
+    front.submit({"text_input": [b"Hello"]}, {}, "7", None, sink)
+    assert sink.wait().keys() == {"text_output"}
+    assert (call.was_read_to_the_end, call.was_cancelled) == (True, False)
+    front.stop()

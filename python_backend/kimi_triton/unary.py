@@ -114,17 +114,22 @@ class UnaryFront:
         # Without Triton's `triton_grpc_error` header, which would give a status code: 2.51 dies of it (signal 11) when
         # it answers an error on a stream after some other stream was cancelled.
         responses = self._client.stream_infer(_once(request))
+        outputs: Outputs | None = None
         try:
+            # To the end of the stream: each one that is cancelled instead, even after its answer, costs the server
+            # 8 KB for ever.
             async for result, error in responses:
                 if error is not None:
                     raise error_from_text(error.message())
-                names = [output.name for output in result.get_response().outputs]
-                return {name: result.as_numpy(name) for name in names}
+                outputs = {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
         except AioRpcError as exc:
             raise Unavailable(f"the server's own gRPC endpoint: {exc.details() or exc.code()}") from exc
-        finally:
+        except asyncio.CancelledError:
             responses.cancel()
-        raise KimiError(f"{MODEL} ended the stream without an answer")
+            raise
+        if outputs is None:
+            raise KimiError(f"{MODEL} ended the stream without an answer")
+        return outputs
 
     async def _close(self) -> None:
         waiting = asyncio.all_tasks() - {asyncio.current_task()}
