@@ -32,7 +32,9 @@ def test_this_process_is_the_default(tiny_k25: Path, tmp_path: Path) -> None:
 
 def test_several_servers_may_be_named(tiny_k25: Path, tmp_path: Path) -> None:
     urls = ["http://a:8100/,http://b:8100", "http://c:8100/v1"]
-    parameters = written(tiny_k25, tmp_path, llm="vllm", llm_url=urls, llm_timeout_s=9, llm_chunk_ms=5, llm_max_waiting=7)
+    parameters = written(
+        tiny_k25, tmp_path, llm="vllm", llm_url=urls, llm_timeout_s=9, llm_chunk_ms=5, llm_max_waiting=7
+    )
     assert parameters["engine"] == "vllm"
     assert parameters["vllm_urls"] == "http://a:8100,http://b:8100,http://c:8100"
     assert (parameters["vllm_timeout_s"], parameters["vllm_chunk_ms"], parameters["max_waiting"]) == ("9", "5", "7")
