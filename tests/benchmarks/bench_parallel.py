@@ -5,13 +5,15 @@ data and tensor: worker pools, called directly. instances: Triton instances of `
 Triton spreads the requests there. As many callers as workers send requests of 1, 4 or 16 images, each caller its next
 request when the last one is answered. The headline ratios are for 8 images in one request (data, tensor) or in one
 request for each of two callers (instances). Caches are off.
+
+usage: python -m tests.benchmarks.bench_parallel CHECKPOINT_FOLDER [MODE ...]
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -36,19 +38,19 @@ IMAGES_PER_REQUEST = (1, 4, 16)
 HEADLINE_IMAGES = 8
 TOTAL_IMAGES = 16  # of one measurement
 GRID: Grid = (1, 16, 16)
-REPEATS = 3
+REPEATS, HEADLINE_REPEATS = 1, 5
 Encode = Callable[[int], object]  # one request with so many images
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, modes: Sequence[str]) -> None:
     checkpoint = write_full_size_checkpoint(folder)
     figures: dict[str, dict[str, float]] = {}
     headline: dict[str, float] = {}
-    for mode in ("data", "tensor", "instances"):
+    for mode in modes or ENCODERS:
         with ExitStack() as stack:
             encoders = {count: stack.enter_context(ENCODERS[mode](checkpoint, count)) for count in WORKERS}
-            figures[mode] = images_per_second(mode, encoders)
             headline[f"{mode}_2_over_1"] = round(two_over_one(mode, encoders), 3)
+            figures[mode] = images_per_second(mode, encoders)
     finish(
         **headline, images_per_second=figures, **surroundings(dtype="bfloat16", patches=num_patches(GRID), threads=1)
     )
@@ -78,7 +80,9 @@ def two_over_one(mode: str, encoders: dict[int, Encode]) -> float:
     contenders = {
         str(count): partial(closed_loop, encoders[count], callers, images, HEADLINE_IMAGES) for count in (1, 2)
     }
-    return ratios(interleaved(contenders, 2 * REPEATS), "1", "2")
+    seconds = interleaved(contenders, HEADLINE_REPEATS)
+    show(f"{mode}, {HEADLINE_IMAGES} images, workers", seconds)
+    return ratios(seconds, "1", "2")
 
 
 def closed_loop(encode: Encode, callers: int, images: int, total: int) -> None:
@@ -140,4 +144,4 @@ def random_pixels(images: int) -> np.ndarray:  # type: ignore[type-arg]
 ENCODERS = {"data": partial(pool, "data"), "tensor": partial(pool, "tensor"), "instances": instances}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
