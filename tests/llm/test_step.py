@@ -156,7 +156,8 @@ def test_a_whole_answer_is_one_response(stage: Stage) -> None:
     )
 
 
-def test_streamed_pieces_join_to_the_whole_answer_and_the_last_one_is_final(stage: Stage) -> None:
+def test_streamed_pieces_join_to_the_whole_answer_and_the_last_one_is_final(stages: Callable[..., Stage]) -> None:
+    stage = stages(step_s=0.02)  # so that not all of it is there when the first piece is read
     whole = stage.submit(stage.prompt("Hello 图!")).wait()
     caller = stage.submit(stage.prompt("Hello 图!"), stream=True)
     final = caller.wait()
