@@ -9,10 +9,10 @@ import torch
 
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import IGNORED, Batch, make_batch
-from kimi_triton.demo.curriculum import FREEING, GROWING, Stage
+from kimi_triton.demo.curriculum import FREEING, GROWING, LOOKING_UP, Stage
 from kimi_triton.demo.model_files import write_model_files
 from kimi_triton.demo.numbers import draw_page
-from kimi_triton.demo.questions import multi_image_exercise, number_exercise, scene_exercise
+from kimi_triton.demo.questions import CONTENTS, multi_image_exercise, number_exercise, scene_exercise
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.text.special_tokens import IM_END, THINK_END, THINK_START
 from kimi_triton.text.tokenizer import KimiTokenizer
@@ -91,6 +91,18 @@ def test_pages_lie_behind_and_no_prompt_has_them(batch: Batch, tokenizer: KimiTo
 
 
 def test_the_curriculum_ends_at_what_is_examined() -> None:
-    start, end = Stage.of_step(0), Stage.of_step(GROWING + FREEING)
+    start, end, last = (Stage.of_step(step, 3000) for step in (0, GROWING + FREEING, 5000))
     assert (start.max_digits, start.freedom, start.scenes_share, start.multi_image_share) == (1, 0.0, 0.0, 0.0)
-    assert (end.max_digits, end.freedom, end.max_shapes) == (8, 1.0, 6)
+    for stage in (end, last):
+        assert (stage.max_digits, stage.freedom, stage.max_shapes, stage.has_simple_scenes) == (8, 1.0, 6, False)
+
+
+def test_the_language_model_begins_its_own_phase_with_simple_scenes_alone() -> None:
+    first = Stage.of_step(3000, 3000)
+    questions = [exercise for seed in range(50) for exercise in [first.exercise(random.Random(seed))]]
+    assert {exercise.kind for exercise in questions} == {"shapes"}
+    asked = [text for e in questions for text, _ in ((e.question, e.answer), *e.more)]
+    assert not [text for text in asked if text == CONTENTS or text.startswith("Where")]
+    assert max(len(e.pictures[0].marks) for e in questions) == 4
+    assert first.pages(random.Random(0)) == []
+    assert Stage.of_step(3000 + LOOKING_UP, 3000).scenes_share < 1

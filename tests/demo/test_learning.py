@@ -64,7 +64,7 @@ def test_the_rate_warms_up_and_falls_to_zero_in_both_phases(config: CheckpointCo
         assert phase[-1] < 0.01
         top = phase.index(max(phase))
         assert phase == sorted(phase[:top]) + sorted(phase[top:], reverse=True)
-    assert first[WARM_UP] == first[int(800 * (1 - COOL_DOWN)) - 1] == 1.0
+    assert first[WARM_UP] == first[int(learner.tower_steps * (1 - COOL_DOWN)) - 1] == 1.0
 
 
 def test_the_second_phase_leaves_the_vision_tower_as_it_is(config: CheckpointConfig, batch: Batch) -> None:
@@ -74,3 +74,18 @@ def test_the_second_phase_leaves_the_vision_tower_as_it_is(config: CheckpointCon
     learner.learn(batch)
     moved = {name.split(".")[0] for name, weight in learner.weights.items() if not torch.equal(weight, before[name])}
     assert moved == {"mm_projector", "language_model"}
+
+
+def test_the_second_phase_keeps_the_averaged_tower_and_begins_anew_with_the_rest(config: CheckpointConfig) -> None:
+    learner = Learner(config, seed=0, steps=1000)
+    fresh = {name: weight.clone() for name, weight in learner.weights.items()}
+    with torch.no_grad():
+        for name, weight in learner.weights.items():
+            weight.add_(1.0)
+            learner.average[name].copy_(weight + 1.0)
+    learner.step = learner.tower_steps
+    learner._finish_tower()
+    for name, weight in learner.weights.items():
+        wanted = fresh[name] + 1.0 + 1.0 if name.startswith("vision_tower.") else fresh[name]
+        assert torch.equal(weight, wanted)
+        assert torch.equal(weight, learner.average[name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -82,6 +83,24 @@ def test_shapes_show_their_colours_and_stay_apart(seed: int) -> None:
         assert min(one.x, one.y) > 11
     assert len(picture.marks) <= 6
     assert max(mark.x for mark in picture.marks) < picture.image.width - 11
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_shapes_with_places_lie_in_reading_order(seed: int) -> None:
+    marks = draw_scene(random.Random(seed), 6).marks
+    if marks[0].place is None:
+        assert all(mark.place is None for mark in marks)
+        return
+    assert [mark.place for mark in marks] == list(range(len(marks)))
+    for before, after in pairwise(marks):
+        assert after.x > before.x or after.y > before.y
+    rows = 1 + sum(after.x < before.x for before, after in pairwise(marks))
+    assert rows <= 2
+
+
+def test_half_of_the_scenes_have_an_order() -> None:
+    ordered = [draw_scene(random.Random(seed), 6).marks[0].place is not None for seed in range(100)]
+    assert 30 < sum(ordered) < 70
 
 
 def test_all_colours_and_shapes_occur() -> None:

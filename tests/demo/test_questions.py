@@ -9,7 +9,7 @@ import re
 import pytest
 
 from kimi_triton.demo.exam import held_out_exercises, marks
-from kimi_triton.demo.questions import ORDINALS, Exercise, multi_image_exercise, scene_exercise
+from kimi_triton.demo.questions import CONTENTS, ORDINALS, Exercise, multi_image_exercise, scene_exercise
 from kimi_triton.demo.scans import load_scans
 
 EXAM = held_out_exercises(200)
@@ -77,11 +77,15 @@ def test_questions_about_scenes(seed: int) -> None:
         assert [colour for colour, shape in shapes if shape == match[1]] == [answer]
     elif match := re.fullmatch(r"What shape is (\w+)\?", question):
         assert [shape for colour, shape in shapes if colour == match[1]] == [answer]
+    elif match := re.fullmatch(r"Where is the (\w+)\?", question):
+        (mark,) = [mark for mark in picture.marks if mark.shape == match[1]]
+        height, width = picture.image.height, picture.image.width
+        assert (mark.y < 0.4 * height, mark.x < 0.4 * width) == (answer.startswith("top"), answer.endswith("left"))
+        assert (mark.y > 0.6 * height, mark.x > 0.6 * width) == (answer.startswith("bottom"), answer.endswith("right"))
     else:
-        listed = [re.fullmatch(r"(\d) (\w+) (\w+?)(s?)", part) for part in answer.split(", ")]
-        expanded = [(m[2], m[3]) for m in listed if m for _ in range(int(m[1]))]
-        assert sorted(expanded) == sorted(shapes)
-        assert all((m[4] == "s") == (int(m[1]) > 1) for m in listed if m)
+        assert question == CONTENTS
+        assert answer == ", ".join(f"{colour} {shape}" for colour, shape in shapes)
+        assert [mark.place for mark in picture.marks] == list(range(len(shapes)))
 
 
 def test_marks_count_whole_answers_and_digits_in_place() -> None:

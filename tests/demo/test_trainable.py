@@ -61,12 +61,13 @@ def test_logits_are_those_of_transformers(folder: Path, batch: Batch) -> None:
 def test_a_pack_is_attended_as_its_sequences_are_alone(causal: bool) -> None:
     torch.manual_seed(0)
     lengths = [3, 9, 1, 8]
-    q, k, v = (torch.randn(sum(lengths), 2, 4) for _ in range(3))
-    packed = attend(q, k, v, Groups.of(lengths, 2, causal))
+    q, k, v = (torch.randn(24, 2, 4) for _ in range(3))  # three rows more than the sequences have
+    packed = attend(q, k, v, Groups.of(lengths, 24, 2, causal))
+    assert bool(packed.isfinite().all())
     alone = [
         torch.nn.functional.scaled_dot_product_attention(*(x.transpose(0, 1) for x in part), is_causal=causal)
         .transpose(0, 1)
         .flatten(1)
-        for part in zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        for part in zip(*(x[:21].split(lengths) for x in (q, k, v)), strict=True)
     ]
-    torch.testing.assert_close(packed, torch.cat(alone))
+    torch.testing.assert_close(packed[:21], torch.cat(alone))

@@ -336,6 +336,22 @@ def test_g4_a_late_cancellation_does_not_hit_the_next_request_of_its_id(stage: S
     assert stage.submit(stage.prompt("ok"), request_id="1").wait().text == "ok"
 
 
+def test_g4_nothing_is_left_to_cancel_once_the_caller_has_its_answer(stage: Stage, stream: bool) -> None:
+    class Late(RecordingCaller):
+        """Cancels on receiving its final response, when the engine has not put the request away yet."""
+
+        def respond(self, answer: Answer, final: bool) -> None:
+            super().respond(answer, final)
+            if final:
+                outcomes.append(stage.step.cancel("1"))
+
+    outcomes: list[bool] = []
+    time.sleep(2 * POLL_INTERVAL_S)
+    caller = Late()
+    assert stage.submit(stage.prompt("ok " * 20), caller, request_id="1", stream=stream).wait().finish_reason == "stop"
+    wait_for(lambda: outcomes == [False])
+
+
 def test_a_cancellation_is_left_for_the_steps_before_until_its_request_comes(stage: Stage) -> None:
     stage.board.post("elsewhere")
     time.sleep(5 * POLL_INTERVAL_S)

@@ -103,12 +103,10 @@ def _patch_labels(picture: Picture, grid: Grid) -> np.ndarray[tuple[int, int], n
     labels[..., 0] = 0
     for mark in picture.marks:
         row, column = min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))
+        place = IGNORED if mark.place is None else mark.place
         if mark.digit is not None:
-            labels[row, column] = (1 + mark.digit, IGNORED if mark.place is None else mark.place, IGNORED)
+            labels[row, column] = (1 + mark.digit, place, IGNORED)
         else:
-            labels[row, column] = (
-                11 + SHAPES.index(str(mark.shape)),
-                IGNORED,
-                list(COLOURS).index(str(mark.colour)),
-            )
+            kind, colour = 11 + SHAPES.index(str(mark.shape)), list(COLOURS).index(str(mark.colour))
+            labels[row, column] = (kind, place, colour)
     return labels.reshape(-1, 3)

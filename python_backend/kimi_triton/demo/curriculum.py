@@ -24,9 +24,13 @@ from kimi_triton.demo.scenes import draw_scene
 
 GROWING = 500  # steps in which numbers grow from 1 to 8 digits
 FREEING = 900  # steps after that in which the layout is set free
-SCENES_FROM, MULTI_IMAGE_FROM = 300, 800
+SCENES_FROM, MULTI_IMAGE_FROM = 150, 800
+LOOKING_UP = 350  # first steps of the language model's own phase, with simple questions about scenes alone
+READING = 1600  # steps of that phase after which numbers are more frequent than scenes
+MORE_SHAPES = 150  # steps after which scenes may have one shape more
 
-DIGIT_PAGES, SHAPE_PAGES = 12, 4  # in each batch
+NUM_PAGES = 16  # in each batch
+SHAPES_FROM = 1875  # step from which half of the pages show shapes, not a quarter, and scenes are more frequent
 PAGE_SIDES = (112, 140, 168, 196)  # pixels
 CROWD = 12  # shapes on a page
 
@@ -39,38 +43,54 @@ class Stage:
     freedom: float
     warp: float
     max_shapes: int
+    has_simple_scenes: bool
     scenes_share: float
     multi_image_share: float
-    has_pages: bool
+    digit_pages: int
+    shape_pages: int
 
     @classmethod
-    def of_step(cls, step: int, tower_is_done: bool = False) -> Stage:
-        """`tower_is_done`: only the language model still learns, mostly from scenes, which it finds hardest."""
+    def of_step(cls, step: int, tower_steps: int) -> Stage:
+        """From step `tower_steps` on only the language model learns.
+
+        It begins with simple questions about scenes alone: what it learns there in 200 steps, to look up what a
+        question names, it does not learn at all among numbers.
+        """
+        tower_is_done = step >= tower_steps
+        is_looking_up = tower_is_done and step < tower_steps + LOOKING_UP
         grown = min(1.0, step / GROWING)
         free = min(1.0, max(0.0, (step - GROWING) / FREEING))
+        scenes_from = tower_steps if tower_is_done else SCENES_FROM
+        if tower_is_done:
+            is_reading = step >= tower_steps + READING
+            scenes_share, digit_pages, shape_pages = 1.0 if is_looking_up else 0.3 if is_reading else 0.5, 0, 0
+        elif step >= SHAPES_FROM:
+            scenes_share, digit_pages, shape_pages = 0.45, NUM_PAGES // 2, NUM_PAGES // 2
+        else:
+            scenes_share, digit_pages, shape_pages = 0.38, 3 * NUM_PAGES // 4, NUM_PAGES // 4
         return cls(
             max_digits=1 + int((MAX_DIGITS - 1) * grown),
             freedom=free,
             warp=0.3 + 0.4 * grown,
-            max_shapes=max(1, min(MAX_SHAPES, 1 + (step - SCENES_FROM) // 150)),
-            scenes_share=(0.55 if tower_is_done else 0.35) if step >= SCENES_FROM else 0.0,
-            multi_image_share=0.2 if step >= MULTI_IMAGE_FROM else 0.0,
-            has_pages=not tower_is_done,
+            max_shapes=4 if is_looking_up else max(1, min(MAX_SHAPES, 2 + (step - scenes_from) // MORE_SHAPES)),
+            has_simple_scenes=is_looking_up,
+            scenes_share=scenes_share if step >= SCENES_FROM else 0.0,
+            multi_image_share=0.17 if step >= MULTI_IMAGE_FROM else 0.0,
+            digit_pages=digit_pages,
+            shape_pages=shape_pages,
         )
 
     def pages(self, rng: random.Random) -> list[Picture]:
         """Pictures without a question, crowded with digits or shapes: only the hints learn from them."""
-        if not self.has_pages:
-            return []
-        sides = [(rng.choice(PAGE_SIDES), rng.choice(PAGE_SIDES)) for _ in range(DIGIT_PAGES + SHAPE_PAGES)]
-        digits = [draw_page(rng, "train", *size, self.warp * rng.random()) for size in sides[:DIGIT_PAGES]]
-        return digits + [draw_scene(rng, CROWD, size) for size in sides[DIGIT_PAGES:]]
+        sides = [(rng.choice(PAGE_SIDES), rng.choice(PAGE_SIDES)) for _ in range(self.digit_pages + self.shape_pages)]
+        digits = [draw_page(rng, "train", *size, self.warp * rng.random()) for size in sides[: self.digit_pages]]
+        return digits + [draw_scene(rng, CROWD, size) for size in sides[self.digit_pages :]]
 
     def exercise(self, rng: random.Random) -> Exercise:
         """One exercise from the training part of the scans."""
         draw = rng.random()
         if draw < self.scenes_share:
-            return scene_exercise(rng, self.max_shapes, num_more=5)
+            return scene_exercise(rng, self.max_shapes, num_more=7, is_simple=self.has_simple_scenes)
         if draw < self.scenes_share + self.multi_image_share:
             return multi_image_exercise(rng, "train", self.warp, num_more=3)
         freedom = self.freedom * rng.random() ** 0.3

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import io
 import queue
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import tritonclient.grpc as grpcclient
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from kimi_triton.demo.asking import MAX_TOKENS, Ask, png, text_input
 from kimi_triton.demo.pictures import CELL
@@ -30,6 +34,16 @@ def _padded_white(image: bytes) -> bytes:
     canvas = Image.new("RGB", tuple(side + -side % CELL for side in picture.size), "white")  # type: ignore[arg-type]
     canvas.paste(picture)
     return png(canvas)
+
+
+def write_without_positions(checkpoint: Path, folder: Path) -> Path:
+    """A copy of a demo checkpoint in which the position table of the vision tower is all zeros."""
+    shutil.copytree(checkpoint, folder)
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        weights |= {name: torch.zeros_like(weights[name]) for name in weights if name.endswith("pos_emb.weight")}
+        save_file(weights, path, metadata={"format": "pt"})
+    return folder
 
 
 def with_grid_swapped(grpc_url: str) -> Ask:

@@ -11,17 +11,19 @@ from torch import Tensor
 
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import IGNORED, NUM_COLOURS, NUM_KINDS, NUM_PLACES, Batch
-from kimi_triton.demo.trainable import ROUTER_BIAS, Weights, hidden_states, image_embeds, initial_weights
+from kimi_triton.demo.trainable import ROUTER_BIAS, Weights, filled_up, hidden_states, image_embeds, initial_weights
 
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
+TOWER = "vision_tower."
 ENDS = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
 WARM_UP = 100  # steps
-COOL_DOWN = 0.45  # the last part of each phase, in which the learning rate falls to zero
-TOWER_SHARE = 0.8  # of all steps: the phase in which everything learns. The vision tower is left as it is afterwards
+COOL_DOWN = 0.42  # the last part of each phase, in which the learning rate falls to zero
+TOWER_SHARE = 0.4788  # of all steps: the phase in which everything learns. Then the vision tower is left as it is
 HINTS = 0.3  # weight of the hints beside the answer
 EMPTY = 0.05  # weight of a patch without anything in the hints: nearly all are
 EMA_DECAY = 0.99
 EMA_EVERY = 5  # steps
+ANSWERS_STEP = 128  # rows of answers are rounded up to a multiple of this, as all rows are (see trainable)
 
 
 class Learner:
@@ -33,7 +35,7 @@ class Learner:
 
     def __init__(self, config: CheckpointConfig, seed: int, steps: int) -> None:
         torch.manual_seed(seed)
-        self.config = config
+        self.config, self.seed = config, seed
         self.tower_steps = int(TOWER_SHARE * steps)
         self.steps = steps
         self.step = 0
@@ -94,14 +96,19 @@ class Learner:
 
     @torch.no_grad()
     def _finish_tower(self) -> None:
-        """The language model goes on with the averaged weights of the first phase."""
+        """Keep the averaged tower, and begin anew with the rest: a language model that grew up on what an unfinished
+        tower shows never learns to look up what it is asked for; one that sees a finished tower does in minutes."""
+        fresh = initial_weights(self.config, self.seed)
         for name, weight in self.weights.items():
-            weight.copy_(self.average[name])
+            weight.copy_((self.average if name.startswith(TOWER) else fresh)[name])
+            self.average[name].copy_(weight)
+        for optimiser in self.optimisers:
+            optimiser.state.clear()
         self._freeze_tower()
 
     def _freeze_tower(self) -> None:
         for name, weight in self.weights.items():
-            if name.startswith("vision_tower."):
+            if name.startswith(TOWER):
                 weight.requires_grad_(False)
 
     def _rate(self) -> float:
@@ -111,12 +118,14 @@ class Learner:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        decay = min(EMA_DECAY, self.step / (self.step + 100))
+        age = self.step - (self.tower_steps if self.step > self.tower_steps else 0)
+        decay = min(EMA_DECAY, age / (age + 100))
         for name, average in self.average.items():
             average.lerp_(self.weights[name], 1 - decay)
 
     def _hint_loss(self, tower: Tensor, labels: Tensor) -> Tensor:
         kinds, places, colours = (F.linear(tower, hint.to(tower.dtype)).float() for hint in self.hints)
+        labels = F.pad(labels, (0, 0, 0, len(tower) - len(labels)), value=IGNORED)
         rarity = torch.ones(NUM_KINDS)
         rarity[0] = EMPTY
         loss = F.cross_entropy(kinds, labels[:, 0], weight=rarity)
@@ -138,7 +147,9 @@ def answer_logits(weights: Weights, config: CheckpointConfig, batch: Batch) -> t
     # Rows of pages come last in image_embeds, and no token is left for them.
     rows = rows.masked_scatter(batch.image_rows[:, None], embeds.to(rows.dtype))
     hidden = hidden_states(weights, config, rows, batch.lengths)
-    return F.linear(hidden[batch.answer_rows], weights["language_model.lm_head.weight"]), tower
+    answers = filled_up(hidden[batch.answer_rows], ANSWERS_STEP)
+    logits = F.linear(answers, weights["language_model.lm_head.weight"])
+    return logits[: len(batch.answer_rows)], tower
 
 
 @torch.no_grad()

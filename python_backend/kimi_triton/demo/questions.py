@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,10 @@ READ_NUMBER = ("What number is this?", "Read the number.", "What number is writt
 LARGER = "Which image shows the larger number?"
 LARGEST = "Which image shows the largest number?"
 CONTENTS = "What is in this picture?"
+MIDDLE = 0.1  # nothing is asked about shapes nearer to the middle, as a share of the picture's side
+
+
+Asker = Callable[[random.Random, Picture], tuple[str, str]]  # question and answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +56,14 @@ def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0, num_
     return Exercise("multi_image", pictures, question, answer, tuple(more))
 
 
-def scene_exercise(rng: random.Random, max_shapes: int = MAX_SHAPES, num_more: int = 0) -> Exercise:
-    """Count shapes, or name colours and shapes."""
+def scene_exercise(
+    rng: random.Random, max_shapes: int = MAX_SHAPES, num_more: int = 0, is_simple: bool = False
+) -> Exercise:
+    """Count shapes, name a colour or a shape, and unless `is_simple` name all of them, or say where one lies."""
     picture = draw_scene(rng, rng.randint(1, max_shapes))
-    kinds = (_contents, _count_all, _count_shape, _count_colour, _colour_of, _shape_of)
+    kinds: tuple[Asker, ...] = (_count_all, _count_shape, _count_colour, _colour_of, _shape_of)
+    if not is_simple:
+        kinds += (_contents, _contents, _where, _where)
     (question, answer), *more = [rng.choice(kinds)(rng, picture) for _ in range(1 + num_more)]
     return Exercise("shapes", (picture,), question, answer, tuple(more))
 
@@ -73,15 +82,10 @@ def _number(rng: random.Random, length: int) -> str:
     return str(rng.randrange(10 ** (length - 1), 10**length)) if length > 1 else str(rng.randrange(10))
 
 
-def _contents(rng: random.Random, picture: Picture) -> tuple[str, str]:  # noqa: ARG001 (one signature for all)
-    counts = Counter((mark.colour, mark.shape) for mark in picture.marks)
-    groups = [
-        f"{counts[colour, shape]} {colour} {shape}{'s' * (counts[colour, shape] > 1)}"
-        for colour in COLOURS
-        for shape in SHAPES
-        if counts[colour, shape]
-    ]
-    return CONTENTS, ", ".join(groups)
+def _contents(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    if any(mark.place is None for mark in picture.marks):
+        return _count_colour(rng, picture)  # shapes that lie anywhere have no order to list them in
+    return CONTENTS, ", ".join(f"{mark.colour} {mark.shape}" for mark in picture.marks)
 
 
 def _count_all(rng: random.Random, picture: Picture) -> tuple[str, str]:  # noqa: ARG001
@@ -116,6 +120,21 @@ def _shape_of(rng: random.Random, picture: Picture) -> tuple[str, str]:
     return f"What shape is {mark.colour}?", str(mark.shape)
 
 
+def _where(rng: random.Random, picture: Picture) -> tuple[str, str]:
+    """In which quarter of the picture a shape lies. Nothing but the position table tells a patch where it is."""
+    shapes = Counter(mark.shape for mark in picture.marks)
+    width, height = picture.image.size
+    clear = [
+        (mark.shape, mark.x / width, mark.y / height)
+        for mark in picture.marks
+        if shapes[mark.shape] == 1 and min(abs(mark.x / width - 0.5), abs(mark.y / height - 0.5)) > MIDDLE
+    ]
+    if not clear:
+        return _colour_of(rng, picture)
+    shape, x, y = rng.choice(clear)
+    return f"Where is the {shape}?", f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
+
+
 def vocabulary() -> list[str]:
     """Every text that questions, answers and the prompt around them are made of."""
     texts = [*READ_NUMBER, LARGER, LARGEST, CONTENTS, "How many shapes are there?", "1, 2: the first", "user"]
@@ -123,6 +142,6 @@ def vocabulary() -> list[str]:
     texts += [f"Read the {ordinal} image. the {ordinal}" for ordinal in ORDINALS]
     about_shapes = "How many {0}s are there? What colour is the {0}? What shape is red? {0}"
     texts += [about_shapes.format(shape) for shape in SHAPES]
-    texts += [f"1 {shape}, 2 {shape}s" for shape in SHAPES]
+    texts += ["Where is the shape? top left, bottom right", *(f"1 {shape}, 2 {shape}s" for shape in SHAPES)]
     texts += [f"How many {colour} shapes? 1 {colour}" for colour in COLOURS] + list(COLOURS) + list(SHAPES)
     return texts

@@ -4,6 +4,9 @@
 Made for small models on a CPU. Everything is packed: linear layers run once over the patches or tokens of a whole
 batch, attention runs over groups of sequences of similar length, and each expert is computed for every token, with
 weight zero where the router did not choose it. Tests compare it with transformers' own classes.
+
+Numbers of rows are rounded up, because oneDNN compiles each matrix product anew for each size it meets. Without that,
+three quarters of a training step are spent on compiling.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from kimi_triton.preprocess.patches import Grid
 
 Weights = dict[str, Tensor]
 ROUTER_BIAS = "e_score_correction_bias"  # fp32 also in a bf16 checkpoint; stays zero here
+SCALES = {"pos_emb": 0.2, "embed_tokens": 0.02}
 MAX_WASTE = 0.7  # shortest over longest sequence of a group
+ROWS_STEP, LENGTH_STEP = 512, 32  # what rows of a pack and lengths of sequences are rounded up to
+GROUP_SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)  # numbers of sequences
 
 
 def initial_weights(config: CheckpointConfig, seed: int) -> Weights:
-    """Normal at 1/sqrt(fan-in), the position table at 0.02; norms are the identity, biases zero."""
+    """Normal at 1/sqrt(fan-in), the position table at 0.2, word rows at 0.02; norms are the identity, biases zero."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in expected_tensors(config).items():
@@ -36,7 +42,7 @@ def initial_weights(config: CheckpointConfig, seed: int) -> Weights:
             value = torch.ones(shape)
         else:
             fan_in = torch.Size(shape[1:]).numel()
-            scale = 0.02 if name.endswith(("pos_emb.weight", "embed_tokens.weight")) else fan_in**-0.5
+            scale = SCALES.get(name.rsplit(".", 2)[-2], fan_in**-0.5)
             value = scale * torch.randn(shape, generator=generator)
         weights[name] = value.requires_grad_(not name.endswith(ROUTER_BIAS))
     return weights
@@ -46,7 +52,7 @@ def initial_weights(config: CheckpointConfig, seed: int) -> Weights:
 class Group:
     """Sequences of similar length: `rows` gathers them from (rows * heads, size), filled up to `length` with row 0."""
 
-    rows: Tensor  # (sequences * heads * length,)
+    rows: Tensor  # (sequences * heads * length,), of sequences that may be there only to fill the group up
     length: int
     hidden: Tensor  # added to the scores: (sequences * heads, 1, length) or (length, length)
 
@@ -56,19 +62,20 @@ class Groups:
     """How the sequences of a pack are gathered for attention, and where each row lies in the results behind it."""
 
     groups: tuple[Group, ...]
-    order: Tensor  # (rows * heads,)
+    order: Tensor  # (rows * heads,); rows beyond the sequences get any result
 
     @classmethod
-    def of(cls, lengths: list[int], heads: int, causal: bool) -> Groups:
+    def of(cls, lengths: list[int], num_rows: int, heads: int, causal: bool) -> Groups:
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         parts: list[list[int]] = []
         for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
             if not parts or lengths[i] < MAX_WASTE * lengths[parts[-1][0]]:
                 parts.append([])
             parts[-1].append(i)
-        groups, order, base, head = [], torch.empty(sum(lengths) * heads, dtype=torch.long), 0, torch.arange(heads)
+        groups, order, base, head = [], torch.zeros(num_rows * heads, dtype=torch.long), 0, torch.arange(heads)
         for part in parts:
-            length = lengths[part[0]]
+            length = rounded_up(lengths[part[0]], LENGTH_STEP)
+            part += part[:1] * (next((size for size in GROUP_SIZES if size >= len(part)), len(part)) - len(part))
             own = torch.tensor([[lengths[i]] for i in part])
             steps = torch.arange(length)
             valid = steps < own  # (sequences, length)
@@ -81,6 +88,15 @@ class Groups:
             groups.append(Group(rows.flatten(), length, hidden * -1e4))
             base += rows.numel()
         return cls(tuple(groups), order)
+
+
+def rounded_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def filled_up(x: Tensor, step: int) -> Tensor:
+    """`x` with rows of zeros behind it, up to a multiple of `step`."""
+    return F.pad(x, (0, 0) * (x.ndim - 1) + (0, -len(x) % step))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, groups: Groups) -> Tensor:
@@ -101,7 +117,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, groups: Groups) -> Tensor:
 def turn_pairs(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding over adjacent elements of the last axis; `turns` are cosines and sines, each one twice."""
     cos, sin = turns
-    return x * cos + (x @ _quarter_turn(x.shape[-1], x.dtype)) * sin
+    # One product over all rows: torch would make a batched one of it, with a copy of the matrix for each row.
+    turned = (x.reshape(-1, x.shape[-1]) @ _quarter_turn(x.shape[-1], x.dtype)).view(x.shape)
+    return x * cos + turned * sin
 
 
 @cache
@@ -123,16 +141,17 @@ def image_embeds(
     weights: Weights, config: CheckpointConfig, pixel_values: Tensor, grids: list[Grid]
 ) -> tuple[Tensor, Tensor]:
     """uint8 (patches, 3, 14, 14) -> rows for the language model (tokens, text_hidden_size), and the tower's last
-    hidden states (patches, hidden_size)."""
+    hidden states (patches, hidden_size). Both have more rows behind those of the images, up to a round number."""
     vision = config.vision
     proj = weights["vision_tower.patch_embed.proj.weight"].flatten(1)
-    pixels = (pixel_values.flatten(1).float() / 127.5 - 1).to(proj.dtype)
+    pixels = filled_up((pixel_values.flatten(1).float() / 127.5 - 1).to(proj.dtype), ROWS_STEP)
     x = F.linear(pixels, proj, weights["vision_tower.patch_embed.proj.bias"])
     table = weights["vision_tower.patch_embed.pos_emb.weight"].flatten(0, 1)
     positions = [_interpolation(h, w, vision.pos_emb_height, proj.dtype) for _, h, w in grids]
-    x = x + torch.cat(positions) @ table
-    turns = _turns(torch.cat([_vision_angles(h, w, vision.head_dim) for _, h, w in grids]), proj.dtype)
-    groups = Groups.of([h * w for _, h, w in grids], vision.num_attention_heads, causal=False)
+    x = x + filled_up(torch.cat(positions), ROWS_STEP) @ table
+    angles = torch.cat([_vision_angles(h, w, vision.head_dim) for _, h, w in grids])
+    turns = _turns(filled_up(angles, ROWS_STEP), proj.dtype)
+    groups = Groups.of([h * w for _, h, w in grids], len(x), vision.num_attention_heads, causal=False)
     for layer in range(vision.num_hidden_layers):
         block = f"vision_tower.encoder.blocks.{layer}"
         qkv = _linear(weights, f"{block}.wqkv", _layer_norm(weights, f"{block}.norm0", x))
@@ -142,8 +161,10 @@ def image_embeds(
         hidden = _linear(weights, f"{block}.mlp.fc0", _layer_norm(weights, f"{block}.norm1", x))
         x = x + _linear(weights, f"{block}.mlp.fc1", F.gelu(hidden, approximate="tanh"))
     x = _layer_norm(weights, "vision_tower.encoder.final_layernorm", x)
-    images = torch.split(x, [h * w for _, h, w in grids])
-    cells = torch.cat([_cells(image, h, w) for image, (_, h, w) in zip(images, grids, strict=True)])
+    *images, rest = torch.split(x, [*(h * w for _, h, w in grids), len(x) - len(pixel_values)])
+    cells = torch.cat(
+        [*(_cells(image, h, w) for image, (_, h, w) in zip(images, grids, strict=True)), rest.view(-1, 4, x.shape[-1])]
+    )
     merged = _layer_norm(weights, "mm_projector.pre_norm", cells).flatten(1)
     return _linear(weights, "mm_projector.proj.2", F.gelu(_linear(weights, "mm_projector.proj.0", merged))), x
 
@@ -173,14 +194,15 @@ def _vision_angles(h: int, w: int, head_dim: int) -> Tensor:
 
 
 def hidden_states(weights: Weights, config: CheckpointConfig, inputs_embeds: Tensor, lengths: list[int]) -> Tensor:
-    """(tokens, hidden_size) of all prompts, one behind the other -> the last hidden states, normalised."""
+    """(tokens, hidden_size) of all prompts, one behind the other -> the last hidden states, normalised, and more rows
+    behind them, up to a round number."""
     text = config.text
     eps = text["rms_norm_eps"]
     frequencies = text["rope_theta"] ** (-torch.arange(0, text["qk_rope_head_dim"], 2) / text["qk_rope_head_dim"])
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    turns = _turns(positions[:, None] * frequencies, inputs_embeds.dtype)
-    groups = Groups.of(lengths, text["num_attention_heads"], causal=True)
-    x = inputs_embeds
+    x = filled_up(inputs_embeds, ROWS_STEP)
+    positions = torch.cat([torch.arange(length) for length in (*lengths, len(x) - len(inputs_embeds))])
+    turns = _turns(positions[:, None] * frequencies, x.dtype)
+    groups = Groups.of(lengths, len(x), text["num_attention_heads"], causal=True)
     for layer in range(text["num_hidden_layers"]):
         prefix = f"language_model.model.layers.{layer}"
         normed = _rms_norm(weights, f"{prefix}.input_layernorm", x, eps)

@@ -117,7 +117,10 @@ class LlmStep:
             raise
 
     def cancel(self, request_id: str) -> bool:
-        """End the request of this id; false when it is not live here."""
+        """End the request of this id; false when it is not live here, or when its caller has all of its answer."""
+        watched = self._watched.get(request_id)
+        if watched is not None and watched.generation.is_final:
+            return False  # the engine may take a moment longer to forget it
         return self.engine.cancel(request_id)
 
     def _prepare(self, request: LlmRequest, request_id: str, caller: Caller) -> tuple[TokenRequest, Generation]:
