@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from kimi_triton.cancel_board import CancelBoard
-from kimi_triton.errors import Cancelled, InvalidRequest, Unavailable
+from kimi_triton.errors import Cancelled, InvalidRequest, KimiError, Unavailable
 from kimi_triton.unary import UnaryFront
 
 
@@ -169,12 +170,24 @@ class EndingCall:
         self.was_cancelled = True
 
 
-def test_a_stream_is_read_to_its_end_since_a_cancelled_one_costs_the_server_memory(board: CancelBoard) -> None:
-    call = EndingCall()
+def ask_over(call: EndingCall, board: CancelBoard) -> Sink:
     front = UnaryFront("nowhere:1", board, 8)
     front._client = SimpleNamespace(stream_infer=lambda _requests: call, close=lambda: asyncio.sleep(0))  # type: ignore[assignment]
     sink = Sink()
     front.submit({"text_input": [b"Hello"]}, {}, "7", None, sink)
-    assert sink.wait().keys() == {"text_output"}
-    assert (call.was_read_to_the_end, call.was_cancelled) == (True, False)
+    assert sink.done.wait(5)
     front.stop()
+    return sink
+
+
+def test_a_stream_is_read_to_its_end_since_a_cancelled_one_costs_the_server_memory(board: CancelBoard) -> None:
+    call = EndingCall()
+    assert ask_over(call, board).wait().keys() == {"text_output"}
+    assert (call.was_read_to_the_end, call.was_cancelled) == (True, False)
+
+
+def test_so_is_a_stream_that_brings_an_error(board: CancelBoard) -> None:
+    call = EndingCall(InferenceServerException("image 0: bad"))
+    with pytest.raises(KimiError, match="image 0: bad"):
+        ask_over(call, board).wait()
+    assert (call.was_read_to_the_end, call.was_cancelled) == (True, False)

@@ -62,12 +62,17 @@ class GrpcTransport:
             call = self._client.stream_infer(_once(_call(request, regions)), headers=self._headers)
             try:
                 with _translated():
+                    failure = None
+                    # An error does not end the reading: Triton 2.51 keeps 8 KB for ever of a stream that is cancelled.
                     async for result, error in call:
                         if error is not None:
-                            raise error
+                            failure = error
+                            continue
                         response = result.get_response()
                         if response.outputs:  # an empty final response may follow the last data
                             yield _outputs(response)
+                    if failure is not None:
+                        raise failure
             finally:
                 call.cancel()
 

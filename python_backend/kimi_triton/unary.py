@@ -115,18 +115,22 @@ class UnaryFront:
         # it answers an error on a stream after some other stream was cancelled.
         responses = self._client.stream_infer(_once(request))
         outputs: Outputs | None = None
+        failure: KimiError | None = None
         try:
-            # To the end of the stream: each one that is cancelled instead, even after its answer, costs the server
-            # 8 KB for ever.
+            # To the end of the stream: each one that is cancelled instead, even after its answer or error, costs the
+            # server 8 KB for ever.
             async for result, error in responses:
                 if error is not None:
-                    raise error_from_text(error.message())
-                outputs = {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+                    failure = error_from_text(error.message())
+                else:
+                    outputs = {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
         except AioRpcError as exc:
             raise Unavailable(f"the server's own gRPC endpoint: {exc.details() or exc.code()}") from exc
         except asyncio.CancelledError:
             responses.cancel()
             raise
+        if failure is not None:
+            raise failure
         if outputs is None:
             raise KimiError(f"{MODEL} ended the stream without an answer")
         return outputs
