@@ -25,15 +25,15 @@ ROWS = 8192
 ROW = np.dtype([("key", np.float64), ("until", np.float64)])  # until 0: a free row
 
 
-class AnswerLine:
+class AnswerLine(SharedTable):
     """A request is known by the time at which the first step began with it, `received_s`.
 
-    Without one it takes no part: it wants rows alone, or asks the language model directly. Every method may be called
-    from any thread of any process.
+    Without one it takes no part: it wants rows alone, or asks the language model directly. A language model that
+    starts again clears it.
     """
 
     def __init__(self, file: Path, max_requests: int) -> None:
-        self._table = SharedTable(file, ROW, ROWS)
+        super().__init__(file, ROW, ROWS)
         self._max_requests = min(max_requests, ROWS)
 
     @classmethod
@@ -59,29 +59,21 @@ class AnswerLine:
     def arrive(self, received_s: float | None) -> None:
         """The language model has it."""
         if received_s is not None:
-            with self._table.locked() as rows:
+            with self.locked() as rows:
                 _write(rows, received_s, np.inf)
 
     def leave(self, received_s: float | None) -> None:
         """It has been answered, or refused on the way. Leaving twice does no harm."""
         if received_s is not None:
-            with self._table.locked() as rows:
+            with self.locked() as rows:
                 rows["until"][rows["key"] == received_s] = 0.0
 
-    def clear(self) -> None:
-        """Strike all out: the language model has been started again."""
-        self._table.clear()
-
-    def remove(self) -> None:
-        """Remove the table, when its server has ended."""
-        self._table.remove()
-
     def __len__(self) -> int:
-        with self._table.locked() as rows:
+        with self.locked() as rows:
             return _used(rows)
 
     def _enter(self, received_s: float) -> None:
-        with self._table.locked() as rows:
+        with self.locked() as rows:
             used = _used(rows)
             if used < self._max_requests:
                 _write(rows, received_s, time.monotonic() + LEASE_S)

@@ -25,12 +25,12 @@ ROWS = 4096
 ROW = np.dtype([("key", np.uint64), ("num_bytes", np.int64), ("until", np.float64)])  # num_bytes 0: a free row
 
 
-class PixelBudget:
-    """Every method may be called from any thread of any process."""
+class PixelBudget(SharedTable):
+    """Which requests have pixels on their way, and how many bytes. A vision step that starts again clears it."""
 
     def __init__(self, file: Path, max_bytes: int) -> None:
+        super().__init__(file, ROW, ROWS)
         self.max_bytes = max_bytes
-        self._table = SharedTable(file, ROW, ROWS)
 
     @classmethod
     def of_repository(cls, repository: Path, max_bytes: int) -> PixelBudget:
@@ -47,7 +47,7 @@ class PixelBudget:
         """Let a request's pixels in, or raise Unavailable. One that is larger than the whole budget may go alone."""
         if not num_bytes:
             return
-        with self._table.locked() as rows:
+        with self.locked() as rows:
             used = _used(rows)
             free = np.flatnonzero(rows["num_bytes"] == 0)
             if (used and used + num_bytes > self.max_bytes) or not len(free):
@@ -58,22 +58,14 @@ class PixelBudget:
         """Strike one request with these images out; which of several equal ones does not matter."""
         if not len(image_digest):
             return
-        with self._table.locked() as rows:
+        with self.locked() as rows:
             found = np.flatnonzero((rows["key"] == _key(image_digest)) & (rows["num_bytes"] > 0))
             if len(found):
                 rows[found[0]] = (0, 0, 0.0)
 
-    def clear(self) -> None:
-        """Strike all out: the step that would have done it has been started again."""
-        self._table.clear()
-
-    def remove(self) -> None:
-        """Remove the table, when its server has ended."""
-        self._table.remove()
-
     def used_bytes(self) -> int:
         """Bytes of pixels on their way."""
-        with self._table.locked() as rows:
+        with self.locked() as rows:
             return _used(rows)
 
     def _full(self, used: int) -> Unavailable:

@@ -59,7 +59,7 @@ def serve(**values: object) -> int:
         if stopping.is_set():
             return 130
         if options.verbose:
-            log = (options.log_file or Path(run_folder) / "server.log").read_text(errors="replace")
+            log = server.log_file.read_text(errors="replace")
             ages = process_age_s(os.getpid()), process_age_s(server.process.pid)
             print(explain_start(imports_s, *ages, log, progress.seconds), file=sys.stderr, flush=True)
         _warn_of_little_memory(options)

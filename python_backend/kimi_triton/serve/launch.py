@@ -65,7 +65,7 @@ def launch(
     finally:
         CancelBoard.of_repository(repository).remove()
         PixelBudget.of_repository(repository, options.max_pixel_bytes).remove()
-        AnswerLine.of_repository(repository, options.llm_max_waiting).remove()
+        AnswerLine.of_repository(repository, options.llm_max_requests).remove()
 
 
 def _retried(start: Callable[[], TritonServer]) -> TritonServer:

@@ -55,3 +55,8 @@ class ServeOptions:
     start_timeout_s: float = 900.0
     log_file: Path | None = None  # the server's own log; None: a file in the run folder
     verbose: bool = False
+
+    @property
+    def llm_max_requests(self) -> int:
+        """That the language model may have, running and waiting."""
+        return self.llm_max_running + self.llm_max_waiting

@@ -62,7 +62,7 @@ def write_repository(
     _set(models["kimi_vl_unary"], grpc_url=f"{host}:{grpc_port}")
     _set(models["preprocess"], metrics_url=f"{host}:{metrics_port}")
     for name in ("preprocess", "kimi_vl_unary"):
-        _set(models[name], max_llm_requests=options.llm_max_running + options.llm_max_waiting)
+        _set(models[name], max_llm_requests=options.llm_max_requests)
     check_wiring(models)
     for name, model in models.items():
         shutil.copytree(

@@ -49,6 +49,7 @@ class TritonServer:
         self.admin_key = secrets.token_hex(16)
         self._recent: deque[str] = deque(maxlen=200)
         self._on_progress: Callable[[str, float], None] | None = None
+        self.log_file = log_file
         self._log = log_file.open("w", encoding="utf-8")
         self._arguments = self._command(installation, repository)
         self._environment = _environment(installation)
