@@ -99,7 +99,7 @@ def test_the_curriculum_ends_at_what_is_examined() -> None:
 
 def test_the_language_model_begins_its_own_phase_with_simple_scenes_alone() -> None:
     first = Stage.of_step(3000, 3000)
-    questions = [exercise for seed in range(50) for exercise in [first.exercise(random.Random(seed))]]
+    questions = [first.exercise(random.Random(seed)) for seed in range(50)]
     assert {exercise.kind for exercise in questions} == {"shapes"}
     asked = [text for e in questions for text, _ in ((e.question, e.answer), *e.more)]
     assert not [text for text in asked if text == CONTENTS or text.startswith("Where")]

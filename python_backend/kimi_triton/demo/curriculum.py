@@ -56,14 +56,17 @@ class Stage:
         It begins with simple questions about scenes alone: what it learns there in 200 steps, to look up what a
         question names, it does not learn at all among numbers.
         """
-        tower_is_done = step >= tower_steps
-        is_looking_up = tower_is_done and step < tower_steps + LOOKING_UP
+        own_step = step - tower_steps  # of the language model's own phase
+        is_looking_up = 0 <= own_step < LOOKING_UP
         grown = min(1.0, step / GROWING)
         free = min(1.0, max(0.0, (step - GROWING) / FREEING))
-        scenes_from = tower_steps if tower_is_done else SCENES_FROM
-        if tower_is_done:
-            is_reading = step >= tower_steps + READING
-            scenes_share, digit_pages, shape_pages = 1.0 if is_looking_up else 0.3 if is_reading else 0.5, 0, 0
+        scenes_from = tower_steps if own_step >= 0 else SCENES_FROM
+        if own_step >= READING:
+            scenes_share, digit_pages, shape_pages = 0.3, 0, 0
+        elif own_step >= LOOKING_UP:
+            scenes_share, digit_pages, shape_pages = 0.5, 0, 0
+        elif is_looking_up:
+            scenes_share, digit_pages, shape_pages = 1.0, 0, 0
         elif step >= SHAPES_FROM:
             scenes_share, digit_pages, shape_pages = 0.45, NUM_PAGES // 2, NUM_PAGES // 2
         else:

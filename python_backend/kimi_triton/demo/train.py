@@ -126,7 +126,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8192")  # products compiled for sizes met before
     torch.set_num_threads(arguments.threads)
-    torch.set_flush_denormal(True)  # gradients of 1e-40 cost a hundred times as much as others, and move nothing
+    torch.set_flush_denormal(True)  # numbers around 1e-40 are slow to compute with, and move nothing
     train(arguments.folder, arguments.steps, arguments.seed)
 
 

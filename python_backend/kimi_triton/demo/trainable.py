@@ -5,8 +5,7 @@ Made for small models on a CPU. Everything is packed: linear layers run once ove
 batch, attention runs over groups of sequences of similar length, and each expert is computed for every token, with
 weight zero where the router did not choose it. Tests compare it with transformers' own classes.
 
-Numbers of rows are rounded up, because oneDNN compiles each matrix product anew for each size it meets. Without that,
-three quarters of a training step are spent on compiling.
+Numbers of rows are rounded up, because oneDNN compiles each matrix product anew for each size it meets.
 """
 
 from __future__ import annotations
