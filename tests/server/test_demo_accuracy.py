@@ -86,6 +86,9 @@ def test_the_wrong_pad_colour_is_noticed(client: grpcclient.InferenceServerClien
     assert share(NUMBERS, ask_all(with_white_padding(asker(client)), NUMBERS)) < 0.6
 
 
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the shipped model reads places off the rotary embedding alone"
+)
 def test_a_dropped_position_table_is_noticed(tmp_path: Path) -> None:
     checkpoint = write_without_positions(CHECKPOINT, tmp_path / "checkpoint")
     with (

@@ -121,7 +121,7 @@ def _shape_of(rng: random.Random, picture: Picture) -> tuple[str, str]:
 
 
 def _where(rng: random.Random, picture: Picture) -> tuple[str, str]:
-    """In which quarter of the picture a shape lies. Nothing but the position table tells a patch where it is."""
+    """In which quarter of the picture a shape lies."""
     shapes = Counter(mark.shape for mark in picture.marks)
     width, height = picture.image.size
     clear = [
