@@ -9,9 +9,11 @@ import torch
 
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import Batch, make_batch
+from kimi_triton.demo.hints import right_hints
 from kimi_triton.demo.learning import COOL_DOWN, WARM_UP, Learner, score
 from kimi_triton.demo.model_files import write_model_files
 from kimi_triton.demo.questions import number_exercise, scene_exercise
+from kimi_triton.demo.trainable import ROUTER_BIAS, tower_states
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.text.tokenizer import KimiTokenizer
 
@@ -30,31 +32,50 @@ def files(folder: Path) -> Path:
 def batch(tmp_path_factory: pytest.TempPathFactory, config: CheckpointConfig) -> Batch:
     folder = files(tmp_path_factory.mktemp("batch"))
     rng = random.Random(0)
-    exercises = [number_exercise(rng, "train", 3, freedom=0.0), scene_exercise(rng, 1)]
+    exercises = [number_exercise(rng, "train", freedom=0.0, num_digits=3), scene_exercise(rng, 1)]
     tokenizer = KimiTokenizer.from_checkpoint(folder, config)
     return make_batch(exercises, [False, True], tokenizer, ImageSettings.from_checkpoint(folder, "kimi_k25"))
 
 
+def learner_of(config: CheckpointConfig, seed: int = 0, step: int = 0, tower_steps: int = 500) -> Learner:
+    learner = Learner(config, seed, tower_steps, steps=1000)
+    learner.step = step
+    learner._begin_phase()
+    return learner
+
+
 def test_one_batch_is_learned_by_heart(config: CheckpointConfig, batch: Batch) -> None:
-    learner = Learner(config, seed=0, steps=1000)
-    learner.step = WARM_UP
-    losses = [learner.learn(batch) for _ in range(25)]
-    assert losses[-1][0] < 0.2 * losses[0][0]
-    assert losses[-1][1] < losses[0][1]
+    learner = learner_of(config, tower_steps=0, step=WARM_UP)
+    losses = [learner.answer(batch) for _ in range(25)]
+    assert losses[-1] < 0.2 * losses[0]
     assert all(all(tokens) for tokens in score(learner.weights, config, batch))
 
 
-def test_training_goes_on_from_a_saved_state(config: CheckpointConfig, batch: Batch, tmp_path: Path) -> None:
-    learner, other = Learner(config, seed=0, steps=1000), Learner(config, seed=1, steps=1000)
-    learner.learn(batch)
+def test_the_hints_of_some_pictures_are_learned_by_heart(config: CheckpointConfig, batch: Batch) -> None:
+    learner = learner_of(config, step=WARM_UP)
+    losses = [learner.see(batch.views) for _ in range(40)]
+    assert losses[-1] < 0.2 * losses[0]
+    tower = tower_states(learner.weights, config, batch.views.pixel_values, batch.views.grids)
+    found = right_hints(learner.readers, tower, batch.views.labels)
+    assert all(float(right.float().mean()) > 0.9 for right in found.values()), found
+
+
+@pytest.mark.parametrize("step", [3, 700])
+def test_training_goes_on_from_a_saved_state(config: CheckpointConfig, batch: Batch, tmp_path: Path, step: int) -> None:
+    learner, other = learner_of(config, step=step), learner_of(config, seed=1)
+    learn_once(learner, batch)
     torch.save(learner.state(), tmp_path / "state.pt")
     other.load_state(torch.load(tmp_path / "state.pt"))
-    assert learner.learn(batch) == other.learn(batch)
+    assert learn_once(learner, batch) == learn_once(other, batch)
     assert all(torch.equal(weight, other.weights[name]) for name, weight in learner.weights.items())
 
 
+def learn_once(learner: Learner, batch: Batch) -> float:
+    return learner.see(batch.views) if learner.is_seeing else learner.answer(batch)
+
+
 def test_the_rate_warms_up_and_falls_to_zero_in_both_phases(config: CheckpointConfig) -> None:
-    learner = Learner(config, seed=0, steps=1000)
+    learner = learner_of(config)
     rates = []
     for learner.step in range(1001):
         rates.append(learner._rate())
@@ -67,25 +88,25 @@ def test_the_rate_warms_up_and_falls_to_zero_in_both_phases(config: CheckpointCo
     assert first[WARM_UP] == first[int(learner.tower_steps * (1 - COOL_DOWN)) - 1] == 1.0
 
 
-def test_the_second_phase_leaves_the_vision_tower_as_it_is(config: CheckpointConfig, batch: Batch) -> None:
-    learner = Learner(config, seed=0, steps=1000)
-    learner.step = learner.tower_steps
+@pytest.mark.parametrize(
+    ("step", "trained"), [(0, {"vision_tower"}), (500, {"mm_projector", "language_model"})], ids=["first", "second"]
+)
+def test_each_phase_moves_its_own_part_alone(
+    config: CheckpointConfig, batch: Batch, step: int, trained: set[str]
+) -> None:
+    learner = learner_of(config, step=step)
     before = {name: weight.clone() for name, weight in learner.weights.items()}
-    learner.learn(batch)
+    learn_once(learner, batch)
     moved = {name.split(".")[0] for name, weight in learner.weights.items() if not torch.equal(weight, before[name])}
-    assert moved == {"mm_projector", "language_model"}
+    assert moved == trained
 
 
-def test_the_second_phase_keeps_the_averaged_tower_and_begins_anew_with_the_rest(config: CheckpointConfig) -> None:
-    learner = Learner(config, seed=0, steps=1000)
-    fresh = {name: weight.clone() for name, weight in learner.weights.items()}
-    with torch.no_grad():
-        for name, weight in learner.weights.items():
-            weight.add_(1.0)
-            learner.average[name].copy_(weight + 1.0)
-    learner.step = learner.tower_steps
-    learner._finish_tower()
+def test_the_second_phase_begins_with_the_averaged_tower(config: CheckpointConfig, batch: Batch) -> None:
+    learner = learner_of(config, step=498)
+    for _ in range(2):
+        assert learner.is_seeing
+        learner.see(batch.views)
+    assert not learner.is_seeing
     for name, weight in learner.weights.items():
-        wanted = fresh[name] + 1.0 + 1.0 if name.startswith("vision_tower.") else fresh[name]
-        assert torch.equal(weight, wanted)
         assert torch.equal(weight, learner.average[name])
+        assert weight.requires_grad == (not name.startswith("vision_tower.") and not name.endswith(ROUTER_BIAS))

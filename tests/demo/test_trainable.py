@@ -43,14 +43,14 @@ def test_logits_are_those_of_transformers(folder: Path, batch: Batch) -> None:
     weights: Weights = {name: w.float() for name, w in random_weights(config, seed=3).items()}
     model = Kimi_K25ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        ours, _ = answer_logits(weights, config, batch)
+        ours = answer_logits(weights, config, batch)
         theirs, first_patch, first_image = [], 0, 0
         for input_ids in batch.input_ids.split(batch.lengths):
             is_pad = input_ids == config.media_placeholder_token_id
             num_images = int((is_pad[1:] & ~is_pad[:-1]).sum())
-            grids = batch.grids[first_image : first_image + num_images]
+            grids = batch.views.grids[first_image : first_image + num_images]
             num_patches = sum(h * w for _, h, w in grids)
-            pixels = batch.pixel_values[first_patch : first_patch + num_patches].float() / 127.5 - 1
+            pixels = batch.views.pixel_values[first_patch : first_patch + num_patches].float() / 127.5 - 1
             theirs.append(model(input_ids[None], pixel_values=pixels, image_grid_thw=torch.tensor(grids)).logits[0])
             first_patch, first_image = first_patch + num_patches, first_image + num_images
     expected = torch.cat(theirs)[batch.answer_rows]

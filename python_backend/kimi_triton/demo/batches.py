@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From exercises to the tensors of one training step, through the server's own preprocessing and prompt code."""
+"""From pictures and exercises to the tensors of one step, through the server's own preprocessing and prompt code."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kimi_triton.config import PATCH_SIZE
+from kimi_triton.demo.hints import patch_labels
 from kimi_triton.demo.pictures import Picture
-from kimi_triton.demo.questions import MAX_DIGITS, Exercise
-from kimi_triton.demo.scenes import COLOURS, SHAPES
+from kimi_triton.demo.questions import Exercise
 from kimi_triton.preprocess.patches import Grid, image_to_patches
 from kimi_triton.preprocess.settings import ImageSettings
 from kimi_triton.text.messages import Message, TextPart, user_message
@@ -21,19 +20,21 @@ from kimi_triton.text.prompt import build_prompt
 from kimi_triton.text.special_tokens import IM_END, MEDIA_PAD, THINK_END
 from kimi_triton.text.tokenizer import KimiTokenizer
 
-IGNORED = -100  # cross_entropy skips this label
-# What a patch can hold the centre of: nothing, a digit or a shape.
-NUM_KINDS = 1 + 10 + len(SHAPES)
-NUM_PLACES, NUM_COLOURS = MAX_DIGITS, len(COLOURS)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Views:
+    """Packed pictures for the vision tower, and what it should see in them."""
+
+    pixel_values: Tensor  # (patches, 3, 14, 14) uint8
+    grids: list[Grid]
+    labels: Tensor  # (patches, readers), see hints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Packed inputs and targets of some exercises."""
 
-    pixel_values: Tensor  # (patches, 3, 14, 14) uint8
-    grids: list[Grid]
-    patch_labels: Tensor  # (patches, 3): kind, place in the number, colour of what has its centre there
+    views: Views
     input_ids: Tensor  # (tokens,), one prompt with its answer behind the other
     lengths: list[int]
     image_rows: Tensor  # which tokens are image tokens
@@ -42,22 +43,20 @@ class Batch:
     answer_lengths: list[int]
 
 
-def make_batch(
-    exercises: Sequence[Exercise],
-    thinking: Sequence[bool],
-    tokenizer: KimiTokenizer,
-    settings: ImageSettings,
-    pages: Sequence[Picture] = (),
-) -> Batch:
-    """`thinking` says for each exercise which of the two prompt endings is used; the thought is always empty.
-
-    `pages` lie behind the pictures of the exercises; no prompt has them.
-    """
-    pictures = [picture for exercise in exercises for picture in exercise.pictures]
-    pictures += pages
+def make_views(pictures: Sequence[Picture], settings: ImageSettings) -> Views:
     patches = [image_to_patches(picture.image, 0, settings) for picture in pictures]
-    labels = [_patch_labels(picture, item.grid) for picture, item in zip(pictures, patches, strict=True)]
-    grids = iter([item.grid for item in patches])
+    grids = [item.grid for item in patches]
+    labels = [patch_labels(picture, grid) for picture, grid in zip(pictures, grids, strict=True)]
+    pixel_values = torch.from_numpy(np.concatenate([item.pixel_values for item in patches]))
+    return Views(pixel_values, grids, torch.from_numpy(np.concatenate(labels)))
+
+
+def make_batch(
+    exercises: Sequence[Exercise], thinking: Sequence[bool], tokenizer: KimiTokenizer, settings: ImageSettings
+) -> Batch:
+    """`thinking` says for each exercise which of the two prompt endings is used; the thought is always empty."""
+    views = make_views([picture for exercise in exercises for picture in exercise.pictures], settings)
+    grids = iter(views.grids)
     ids: list[int] = []
     lengths: list[int] = []
     answer_rows: list[int] = []
@@ -79,9 +78,7 @@ def make_batch(
         ids += prompt + said[:-1]
     input_ids = torch.tensor(ids)
     return Batch(
-        pixel_values=torch.from_numpy(np.concatenate([item.pixel_values for item in patches])),
-        grids=[item.grid for item in patches],
-        patch_labels=torch.from_numpy(np.concatenate(labels)),
+        views=views,
         input_ids=input_ids,
         lengths=lengths,
         image_rows=input_ids == tokenizer.special(MEDIA_PAD),
@@ -95,18 +92,3 @@ def answer_tokens(answer: str, thinking: bool, tokenizer: KimiTokenizer) -> list
     """The ids that should follow the prompt; a prompt that opened a thought gets it closed at once."""
     closing = [tokenizer.special(THINK_END)] if thinking else []
     return [*closing, *tokenizer.encode(answer), tokenizer.special(IM_END)]
-
-
-def _patch_labels(picture: Picture, grid: Grid) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    _, height, width = grid
-    labels = np.full((height, width, 3), IGNORED, np.int64)
-    labels[..., 0] = 0
-    for mark in picture.marks:
-        row, column = min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))
-        place = IGNORED if mark.place is None else mark.place
-        if mark.digit is not None:
-            labels[row, column] = (1 + mark.digit, place, IGNORED)
-        else:
-            kind, colour = 11 + SHAPES.index(str(mark.shape)), list(COLOURS).index(str(mark.colour))
-            labels[row, column] = (kind, place, colour)
-    return labels.reshape(-1, 3)

@@ -17,6 +17,7 @@ from PIL import Image
 from kimi_triton.demo.pictures import CELL, MAX_AREA, MAX_SIDE, Mark, Picture, jittered, paper, with_noise
 from kimi_triton.demo.scans import Part, Scan, pick_scans
 
+MAX_DIGITS = 8
 SCAN = 8  # pixels on a side of a scan
 BORDER = 1  # empty pixels put around it, so that warping cuts nothing off
 

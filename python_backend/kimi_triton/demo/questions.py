@@ -9,14 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kimi_triton.demo.numbers import draw_number
+from kimi_triton.demo.numbers import MAX_DIGITS, draw_number
 from kimi_triton.demo.pictures import Picture
 from kimi_triton.demo.scans import Part, pick_scans
-from kimi_triton.demo.scenes import COLOURS, SHAPES, draw_scene
+from kimi_triton.demo.scenes import COLOURS, MAX_SHAPES, SHAPES, draw_scene
 
 Kind = Literal["numbers", "shapes", "multi_image"]
-MAX_DIGITS = 8
-MAX_SHAPES = 6
 ORDINALS = ("first", "second", "third")
 READ_NUMBER = ("What number is this?", "Read the number.", "What number is written here?")
 LARGER = "Which image shows the larger number?"
@@ -40,17 +38,17 @@ class Exercise:
 
 
 def number_exercise(
-    rng: random.Random, part: Part, max_digits: int = MAX_DIGITS, freedom: float = 1.0, warp: float = 0.0
+    rng: random.Random, part: Part, freedom: float = 1.0, warp: float = 0.0, num_digits: int | None = None
 ) -> Exercise:
-    """Read 1 to `max_digits` digits."""
-    number = _number(rng, rng.randint(1, max_digits))
+    """Read a number of `num_digits`, or of 1 to 8 digits."""
+    number = any_number(rng, num_digits or rng.randint(1, MAX_DIGITS))
     picture = draw_number(rng, pick_scans(rng, part, number), freedom, warp)
     return Exercise("numbers", (picture,), rng.choice(READ_NUMBER), number)
 
 
 def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0, num_more: int = 0) -> Exercise:
     """Two or three numbers: read one of them, or find the largest."""
-    numbers = [_number(rng, rng.randint(1, 3)) for _ in range(rng.choice((2, 3)))]
+    numbers = [any_number(rng, rng.randint(1, 3)) for _ in range(rng.choice((2, 3)))]
     pictures = tuple(draw_number(rng, pick_scans(rng, part, number), 0.7, warp) for number in numbers)
     (question, answer), *more = [_about_numbers(rng, numbers) for _ in range(1 + num_more)]
     return Exercise("multi_image", pictures, question, answer, tuple(more))
@@ -77,7 +75,7 @@ def _about_numbers(rng: random.Random, numbers: list[str]) -> tuple[str, str]:
     return f"Read the {ORDINALS[index]} image.", numbers[index]
 
 
-def _number(rng: random.Random, length: int) -> str:
+def any_number(rng: random.Random, length: int) -> str:
     """`length` digits; a longer number does not begin with 0."""
     return str(rng.randrange(10 ** (length - 1), 10**length)) if length > 1 else str(rng.randrange(10))
 

@@ -20,6 +20,7 @@ COLOURS: dict[str, RGB] = {
     "black": (12, 12, 12),  # on light paper only
     "white": (250, 250, 250),  # on dark paper only
 }
+MAX_SHAPES = 6  # in a scene that is asked about
 MIN_RADIUS, MAX_RADIUS = 11, 24
 GAP = 3  # pixels between two shapes, at least
 TRIES = 200

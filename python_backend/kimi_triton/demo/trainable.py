@@ -136,11 +136,9 @@ def _turns(angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 # --- vision tower ------------------------------------------------------------------------------------------------
 
 
-def image_embeds(
-    weights: Weights, config: CheckpointConfig, pixel_values: Tensor, grids: list[Grid]
-) -> tuple[Tensor, Tensor]:
-    """uint8 (patches, 3, 14, 14) -> rows for the language model (tokens, text_hidden_size), and the tower's last
-    hidden states (patches, hidden_size). Both have more rows behind those of the images, up to a round number."""
+def tower_states(weights: Weights, config: CheckpointConfig, pixel_values: Tensor, grids: list[Grid]) -> Tensor:
+    """uint8 (patches, 3, 14, 14) -> the vision tower's last hidden states (patches, hidden_size), normalised, and more
+    rows behind them, up to a round number."""
     vision = config.vision
     proj = weights["vision_tower.patch_embed.proj.weight"].flatten(1)
     pixels = filled_up((pixel_values.flatten(1).float() / 127.5 - 1).to(proj.dtype), ROWS_STEP)
@@ -159,13 +157,18 @@ def image_embeds(
         x = x + _linear(weights, f"{block}.wo", attended)
         hidden = _linear(weights, f"{block}.mlp.fc0", _layer_norm(weights, f"{block}.norm1", x))
         x = x + _linear(weights, f"{block}.mlp.fc1", F.gelu(hidden, approximate="tanh"))
-    x = _layer_norm(weights, "vision_tower.encoder.final_layernorm", x)
-    *images, rest = torch.split(x, [*(h * w for _, h, w in grids), len(x) - len(pixel_values)])
+    return _layer_norm(weights, "vision_tower.encoder.final_layernorm", x)
+
+
+def image_embeds(weights: Weights, x: Tensor, grids: list[Grid]) -> Tensor:
+    """The tower's states -> rows for the language model (tokens, text_hidden_size), and more behind them."""
+    sizes = [h * w for _, h, w in grids]
+    *images, rest = torch.split(x, [*sizes, len(x) - sum(sizes)])
     cells = torch.cat(
         [*(_cells(image, h, w) for image, (_, h, w) in zip(images, grids, strict=True)), rest.view(-1, 4, x.shape[-1])]
     )
     merged = _layer_norm(weights, "mm_projector.pre_norm", cells).flatten(1)
-    return _linear(weights, "mm_projector.proj.2", F.gelu(_linear(weights, "mm_projector.proj.0", merged))), x
+    return _linear(weights, "mm_projector.proj.2", F.gelu(_linear(weights, "mm_projector.proj.0", merged)))
 
 
 def _cells(x: Tensor, h: int, w: int) -> Tensor:

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the vision tower is taught: linear readers of its last hidden states say what has its centre in a patch.
+
+A picture brings hundreds of such labels, its answer only a few tokens. Without them reading freely placed digits takes
+hours. The readers are thrown away when the tower is finished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kimi_triton.config import PATCH_SIZE
+from kimi_triton.demo.numbers import MAX_DIGITS
+from kimi_triton.demo.pictures import Picture
+from kimi_triton.demo.scenes import COLOURS, MAX_SHAPES, SHAPES
+from kimi_triton.preprocess.patches import Grid
+
+IGNORED = -100  # cross_entropy skips this label
+BINS = 8  # along each side of a picture
+# The readers and the number of things each can say. `kind` is nothing, a digit or a shape; `place` the place in the
+# number or in the rows of shapes; `all` to `same_colour` count the marks of the picture; `row` and `column` say where
+# in the picture the patch lies, which only the position table tells.
+READERS = {
+    "kind": 1 + 10 + len(SHAPES),
+    "place": MAX_DIGITS,
+    "colour": len(COLOURS),
+    "all": MAX_DIGITS,
+    "same_shape": MAX_SHAPES,
+    "same_colour": MAX_SHAPES,
+    "row": BINS,
+    "column": BINS,
+}
+EMPTY = 0.05  # weight of a patch without anything for `kind`: nearly all are
+Labels = npt.NDArray[np.int64]
+
+
+def patch_labels(picture: Picture, grid: Grid) -> Labels:
+    """(patches, readers) int64, in the order of READERS."""
+    _, height, width = grid
+    labels = np.full((height, width, len(READERS)), IGNORED, np.int64)
+    labels[..., 0] = 0
+    labels[..., -2] = (np.arange(height) * BINS // height)[:, None]
+    labels[..., -1] = np.arange(width) * BINS // width
+    shapes = Counter(mark.shape for mark in picture.marks)
+    colours = Counter(mark.colour for mark in picture.marks)
+    for mark in picture.marks:
+        patch = labels[min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))]
+        if mark.place is not None:
+            patch[1] = mark.place
+        if mark.place is not None or mark.shape is not None:
+            patch[3] = _count(len(picture.marks), MAX_DIGITS)
+        if mark.digit is not None:
+            patch[0] = 1 + mark.digit
+        else:
+            patch[0] = 11 + SHAPES.index(str(mark.shape))
+            patch[2] = list(COLOURS).index(str(mark.colour))
+            patch[4], patch[5] = (
+                _count(own[name], MAX_SHAPES) for own, name in ((shapes, mark.shape), (colours, mark.colour))
+            )
+    return labels.reshape(-1, len(READERS))
+
+
+def _count(number: int, largest: int) -> int:
+    return number - 1 if number <= largest else IGNORED
+
+
+def initial_readers(width: int) -> Tensor:
+    return torch.zeros(sum(READERS.values()), width).requires_grad_()
+
+
+def hint_loss(readers: Tensor, tower: Tensor, labels: Tensor) -> Tensor:
+    """Sum over the readers of their cross entropies; `tower` may have more rows than there are labels."""
+    loss = torch.zeros(())
+    for name, logits, wanted in _by_reader(readers, tower, labels):
+        told = wanted != IGNORED
+        if bool(told.any()):
+            rarity = torch.tensor([EMPTY] + [1.0] * (logits.shape[1] - 1)) if name == "kind" else None
+            loss = loss + F.cross_entropy(logits[told].float(), wanted[told], weight=rarity)
+    return loss
+
+
+@torch.no_grad()
+def right_hints(readers: Tensor, tower: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """For each reader, which of its labels it says; `kind` only where there is something."""
+    found = {}
+    for name, logits, wanted in _by_reader(readers, tower, labels):
+        told = wanted > 0 if name == "kind" else wanted != IGNORED
+        found[name] = logits[told].argmax(-1) == wanted[told]
+    return found
+
+
+def _by_reader(readers: Tensor, tower: Tensor, labels: Tensor) -> list[tuple[str, Tensor, Tensor]]:
+    logits = F.linear(tower, readers.to(tower.dtype))[: len(labels)]
+    parts = torch.split(logits, list(READERS.values()), 1)
+    return list(zip(READERS, parts, labels.unbind(1), strict=True))
