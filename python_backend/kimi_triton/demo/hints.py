@@ -25,7 +25,7 @@ IGNORED = -100  # cross_entropy skips this label
 BINS = 8  # along each side of a picture
 # The readers and the number of things each can say. `kind` is nothing, a digit or a shape; `place` the place in the
 # number or in the rows of shapes; `all` to `same_colour` count the marks of the picture; `row` and `column` say where
-# in the picture the patch lies, which only the position table tells.
+# in the picture the patch lies, which the position table tells most directly.
 READERS = {
     "kind": 1 + 10 + len(SHAPES),
     "place": MAX_DIGITS,
