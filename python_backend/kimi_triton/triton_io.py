@@ -22,6 +22,7 @@ from kimi_triton.answer_line import AnswerLine
 from kimi_triton.cancel_board import CancelBoard
 from kimi_triton.errors import Cancelled, ConfigError, InvalidRequest, KimiError, Unavailable, error_text
 from kimi_triton.metric import Metric, MetricSpec
+from kimi_triton.orphan import end_when_orphaned
 from kimi_triton.pixel_budget import MAX_PIXEL_BYTES, PixelBudget
 
 if TYPE_CHECKING:
@@ -33,9 +34,13 @@ Outputs = Mapping[str, "np.ndarray[Any, Any] | Tensor"]
 
 
 class StepOptions:
-    """The `parameters` of a step's config.pbtxt, and where Triton put the instance."""
+    """The `parameters` of a step's config.pbtxt, and where Triton put the instance.
+
+    Every step begins with them; from then on its process ends with the server.
+    """
 
     def __init__(self, args: Mapping[str, str]) -> None:
+        end_when_orphaned()
         check_numpy(np.__version__)
         config = json.loads(args["model_config"])
         self._values = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
