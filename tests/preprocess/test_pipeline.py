@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from functools import cache
 from io import BytesIO
@@ -135,23 +133,6 @@ def test_text_input_is_one_user_message_with_the_images_first(preprocessor: Prep
     as_chat = chat(preprocessor, [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what?"}], [A, C])
     assert np.array_equal(plain.input_ids, as_chat.input_ids)
     assert plain.generation == as_chat.generation
-
-
-@pytest.mark.parametrize(("num_cores", "num_hashers"), [(1, 0), (2, 1), (3, 2), (16, 4)])
-def test_f1_hashing_takes_the_cores_that_are_free(
-    tiny_k25: Path, monkeypatch: pytest.MonkeyPatch, num_cores: int, num_hashers: int
-) -> None:
-    """The digest is the same on any machine; a single core gets no thread beside the one that cuts."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(num_cores)))
-    before = set(threading.enumerate())
-    preprocessor = Preprocessor.from_checkpoint(tiny_k25)
-    large = png(1400, 1400)
-    result = preprocessor.run(PreprocessRequest(images=[large], want_prompt=False))
-    image = image_to_patches(decode_image(large, 0, preprocessor.settings), 0, preprocessor.settings)
-    assert result.image_digest[0].tobytes() == image.digest
-    hashers = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("hash")]
-    assert len(hashers) <= num_hashers
-    assert bool(hashers) == bool(num_hashers)
 
 
 def test_c6_no_image_gives_zero_rows(preprocessor: Preprocessor) -> None:

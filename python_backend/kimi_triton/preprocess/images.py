@@ -16,6 +16,8 @@ from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
+import numpy.typing as npt
+import simplejpeg
 from PIL import Image, ImageFile
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.ExifTags import Base
@@ -29,7 +31,9 @@ from kimi_triton.errors import InvalidRequest
 from kimi_triton.preprocess.jpeg_scans import has_more_scans_than
 from kimi_triton.preprocess.payload import ACCEPTED, sniff_format
 from kimi_triton.preprocess.settings import MAX_JPEG_SCANS, ImageSettings
-from kimi_triton.preprocess.sizes import place_image
+from kimi_triton.preprocess.sizes import Placement, place_image
+
+Picture = Image.Image | npt.NDArray[np.uint8]  # mode RGB, or (height, width, 3)
 
 
 class QuietJpegImageFile(JpegImageFile):
@@ -80,8 +84,8 @@ def keep_decode_memory() -> None:
         allocator.set_blocks_max(KEPT_BLOCKS)
 
 
-def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Image:
-    """Decode the file `data`, image number `index` of its request, to a picture of mode RGB.
+def decode_image(data: bytes, index: int, settings: ImageSettings) -> Picture:
+    """Decode the file `data`, image number `index` of its request, to RGB; an array when it will not be resized.
 
     Raises InvalidRequest for anything that is no complete file of an accepted format, for more than
     settings.max_pixels pixels, for more than MAX_JPEG_SCANS scans and for a size that the family refuses.
@@ -93,9 +97,13 @@ def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Imag
         image = READERS[name](BytesIO(data))
     except Exception as exc:
         raise InvalidRequest(f"image {index}: {name} header cannot be read: {_reason(exc)}") from exc
-    _check_size(image, index, settings)
-    if name == "JPEG" and has_more_scans_than(MAX_JPEG_SCANS, data):
-        raise InvalidRequest(f"image {index}: its JPEG file has more than {MAX_JPEG_SCANS} scans")
+    placement = _check_size(image, index, settings)
+    if name == "JPEG":
+        if has_more_scans_than(MAX_JPEG_SCANS, data):
+            raise InvalidRequest(f"image {index}: its JPEG file has more than {MAX_JPEG_SCANS} scans")
+        is_final = image.size == (placement.width, placement.height) and _upright(image) is None
+        if is_final and image.mode == "RGB" and (pixels := _sound_jpeg(data)) is not None:
+            return pixels
     try:
         image.load()
         rgb = _to_rgb(image)
@@ -105,7 +113,16 @@ def decode_image(data: bytes, index: int, settings: ImageSettings) -> Image.Imag
     return rgb if turn is None else rgb.transpose(turn)
 
 
-def _check_size(image: Image.Image, index: int, settings: ImageSettings) -> None:
+def _sound_jpeg(data: bytes) -> npt.NDArray[np.uint8] | None:
+    """The same pixels as from Pillow in about half its time; None when there is anything to complain of."""
+    try:
+        pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data)
+    except ValueError:
+        return None  # Pillow forgives more, and says better what is wrong
+    return pixels
+
+
+def _check_size(image: Image.Image, index: int, settings: ImageSettings) -> Placement:
     """By the header alone."""
     width, height = image.size
     if width * height > settings.max_pixels:
@@ -115,7 +132,7 @@ def _check_size(image: Image.Image, index: int, settings: ImageSettings) -> None
     # Metadata behind the pixels is not waited for: what a family refuses does not depend on which side is which.
     if "exif" in image.info and _upright(image) in SWAPS_SIDES:
         width, height = height, width
-    place_image(width, height, index, settings)
+    return place_image(width, height, index, settings)
 
 
 def _upright(image: Image.Image) -> Image.Transpose | None:

@@ -7,7 +7,6 @@ vision tower sees the request.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from kimi_triton.config import PATCH_SIZE, CheckpointConfig
 from kimi_triton.errors import ConfigError, InvalidRequest
 from kimi_triton.preprocess.fetch import ImageFetcher, UrlRules, is_url
 from kimi_triton.preprocess.images import decode_image, keep_decode_memory
-from kimi_triton.preprocess.patches import ImagePatches, Map, image_to_patches, num_image_tokens
+from kimi_triton.preprocess.patches import ImagePatches, image_to_patches, num_image_tokens
 from kimi_triton.preprocess.payload import image_bytes
 from kimi_triton.preprocess.settings import MAX_IMAGE_BYTES, MAX_PIXELS, ImageSettings
 from kimi_triton.text.messages import Message, image_parts, parse_messages, user_message
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from kimi_triton.triton_io import StepOptions
 
 MAX_IMAGES = 64
-MAX_HASHERS = 4  # hashing takes a fifth of the time of a picture that is not resized
 DIGEST_BYTES = 32
 
 
@@ -81,9 +79,6 @@ class Preprocessor:
         self.max_context = max_context
         self._fetcher = fetcher
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="image")
-        # Of their own, so that hashing never waits behind the decoding of another request.
-        num_hashers = min(MAX_HASHERS, len(os.sched_getaffinity(0)) - 1)
-        self._hash_map: Map = ThreadPoolExecutor(num_hashers, thread_name_prefix="hash").map if num_hashers else map
 
     @classmethod
     def from_checkpoint(
@@ -180,7 +175,7 @@ class Preprocessor:
             element = self._fetcher.fetch(element, index)
         data = image_bytes(element, index, self.settings.max_image_bytes)
         image = decode_image(data, index, self.settings)
-        return image_to_patches(image, index, self.settings, self._hash_map)
+        return image_to_patches(image, index, self.settings)
 
 
 def _messages(request: PreprocessRequest) -> list[Message]:
