@@ -60,6 +60,11 @@ def test_each_row_predicts_the_token_after_it(batch: Batch, tokenizer: KimiToken
     assert batch.input_ids[first_rows].tolist() == [tokenizer.special(name) for name in endings]
 
 
+def test_every_exercise_weighs_the_same(batch: Batch) -> None:
+    weights = [float(own.sum()) for own in batch.answer_weights.split(batch.answer_lengths)]
+    assert weights == pytest.approx([1 / len(EXERCISES)] * len(EXERCISES))
+
+
 def test_image_tokens_and_patches_match(batch: Batch) -> None:
     views = batch.views
     patches = sum(h * w for _, h, w in views.grids)

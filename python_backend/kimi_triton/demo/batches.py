@@ -40,6 +40,7 @@ class Batch:
     image_rows: Tensor  # which tokens are image tokens
     answer_rows: Tensor  # tokens that predict a token of an answer
     answer_ids: Tensor  # what they should predict
+    answer_weights: Tensor  # of these in the loss: an exercise weighs the same however long its answers are
     answer_lengths: list[int]
 
 
@@ -62,9 +63,11 @@ def make_batch(
     answer_rows: list[int] = []
     answer_ids: list[int] = []
     answer_lengths: list[int] = []
+    answer_weights: list[float] = []
     for exercise, thinks in zip(exercises, thinking, strict=True):
         own = [next(grids) for _ in exercise.pictures]
         messages: list[Message] = []
+        first = len(answer_ids)
         for question, answer in ((exercise.question, exercise.answer), *exercise.more):
             messages.append(user_message(question, 0 if messages else len(own)))
             # The last prompt begins with all the prompts and answers before it.
@@ -74,6 +77,8 @@ def make_batch(
             answer_ids += said
             answer_lengths.append(len(said))
             messages.append(Message(role="assistant", parts=(TextPart(answer),)))
+        num_own = len(answer_ids) - first
+        answer_weights += [1 / (num_own * len(exercises))] * num_own
         lengths.append(len(prompt) + len(said) - 1)
         ids += prompt + said[:-1]
     input_ids = torch.tensor(ids)
@@ -84,6 +89,7 @@ def make_batch(
         image_rows=input_ids == tokenizer.special(MEDIA_PAD),
         answer_rows=torch.tensor(answer_rows),
         answer_ids=torch.tensor(answer_ids),
+        answer_weights=torch.tensor(answer_weights),
         answer_lengths=answer_lengths,
     )
 

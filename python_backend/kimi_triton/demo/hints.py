@@ -43,27 +43,26 @@ Labels = npt.NDArray[np.int64]
 def patch_labels(picture: Picture, grid: Grid) -> Labels:
     """(patches, readers) int64, in the order of READERS."""
     _, height, width = grid
-    labels = np.full((height, width, len(READERS)), IGNORED, np.int64)
-    labels[..., 0] = 0
-    labels[..., -2] = (np.arange(height) * BINS // height)[:, None]
-    labels[..., -1] = np.arange(width) * BINS // width
+    labels = {name: np.full((height, width), IGNORED, np.int64) for name in READERS}
+    labels["kind"][:] = 0
+    labels["row"][:] = (np.arange(height) * BINS // height)[:, None]
+    labels["column"][:] = np.arange(width) * BINS // width
     shapes = Counter(mark.shape for mark in picture.marks)
     colours = Counter(mark.colour for mark in picture.marks)
     for mark in picture.marks:
-        patch = labels[min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))]
+        at = min(height - 1, int(mark.y / PATCH_SIZE)), min(width - 1, int(mark.x / PATCH_SIZE))
         if mark.place is not None:
-            patch[1] = mark.place
+            labels["place"][at] = mark.place
         if mark.place is not None or mark.shape is not None:
-            patch[3] = _count(len(picture.marks), MAX_DIGITS)
+            labels["all"][at] = _count(len(picture.marks), MAX_DIGITS)
         if mark.digit is not None:
-            patch[0] = 1 + mark.digit
+            labels["kind"][at] = 1 + mark.digit
         else:
-            patch[0] = 11 + SHAPES.index(str(mark.shape))
-            patch[2] = list(COLOURS).index(str(mark.colour))
-            patch[4], patch[5] = (
-                _count(own[name], MAX_SHAPES) for own, name in ((shapes, mark.shape), (colours, mark.colour))
-            )
-    return labels.reshape(-1, len(READERS))
+            labels["kind"][at] = 11 + SHAPES.index(str(mark.shape))
+            labels["colour"][at] = list(COLOURS).index(str(mark.colour))
+            labels["same_shape"][at] = _count(shapes[mark.shape], MAX_SHAPES)
+            labels["same_colour"][at] = _count(colours[mark.colour], MAX_SHAPES)
+    return np.stack(list(labels.values()), -1).reshape(-1, len(READERS))
 
 
 def _count(number: int, largest: int) -> int:

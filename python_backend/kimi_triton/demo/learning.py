@@ -57,7 +57,8 @@ class Learner:
     def answer(self, batch: Batch) -> float:
         """One step of the second phase; returns the loss of the answers."""
         logits = answer_logits(in_bfloat16(self.weights), self.config, batch)
-        return self._learn(F.cross_entropy(logits.float(), batch.answer_ids))
+        losses = F.cross_entropy(logits.float(), batch.answer_ids, reduction="none")
+        return self._learn((losses * batch.answer_weights).sum())
 
     def state(self) -> dict[str, Any]:
         return {
