@@ -5,7 +5,15 @@ import random
 
 import torch
 
-from kimi_triton.demo.hints import IGNORED, READERS, hint_loss, initial_readers, patch_labels
+from kimi_triton.demo.hints import (
+    IGNORED,
+    READERS,
+    WEIGHTS,
+    hint_loss,
+    initial_readers,
+    patch_labels,
+    projector_rows,
+)
 from kimi_triton.demo.numbers import draw_number, draw_page
 from kimi_triton.demo.pictures import Picture
 from kimi_triton.demo.scans import pick_scans
@@ -74,5 +82,21 @@ def test_labels_fit_their_readers_and_a_blind_reader_only_guesses() -> None:
         sizes = torch.tensor(list(READERS.values()))
         assert bool(((labels < sizes) & ((labels >= 0) | (labels == IGNORED))).all())
         loss = hint_loss(initial_readers(8), torch.ones(len(labels) + 5, 8), labels)
-        told = sizes[(labels != IGNORED).any(0)]
-        torch.testing.assert_close(loss, told.log().sum())
+        told = (labels != IGNORED).any(0)
+        torch.testing.assert_close(loss, (sizes.log() * torch.tensor(list(WEIGHTS.values())))[told].sum())
+
+
+def test_every_reader_has_its_weight() -> None:
+    assert list(WEIGHTS) == list(READERS)
+
+
+def test_the_projector_reads_each_patch_of_a_token_as_the_readers_do() -> None:
+    readers = torch.randn(sum(READERS.values()), 16, generator=torch.Generator().manual_seed(0))
+    patches = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    read = (projector_rows(readers) @ patches.flatten()).view(4, -1)
+    told = torch.nn.functional.layer_norm(readers, (16,)) @ patches.T  # up to a factor for each reader's output
+    for seen, by_readers in zip(read, told.T, strict=True):
+        assert torch.equal(seen.sign(), by_readers.sign())
+        ratios = seen / by_readers
+        kind, row = ratios[: READERS["kind"]], ratios[-1]
+        assert torch.allclose(kind / row, torch.full_like(kind, 3.0), rtol=1e-3)

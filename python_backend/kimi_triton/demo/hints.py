@@ -2,7 +2,7 @@
 """What the vision tower is taught: linear readers of its last hidden states say what has its centre in a patch.
 
 A picture brings hundreds of such labels, its answer only a few tokens. Without them reading freely placed digits takes
-hours. The readers are thrown away when the tower is finished.
+hours. When the tower is finished, the projector begins with what the readers look at.
 """
 
 from __future__ import annotations
@@ -36,6 +36,19 @@ READERS = {
     "row": BINS,
     "column": BINS,
 }
+# Of the readers in the loss. With equal ones the counts take most of what the last hidden states can hold, and a
+# twentieth of the digits is never told apart.
+WEIGHTS = {
+    "kind": 1.0,
+    "place": 1.0,
+    "colour": 0.3,
+    "all": 0.1,
+    "same_shape": 0.1,
+    "same_colour": 0.1,
+    "row": 0.03,
+    "column": 0.03,
+}
+GAINS = {"kind": 3.0, "place": 3.0, "colour": 3.0}  # of their rows in the projector; others have 1
 EMPTY = 0.05  # weight of a patch without anything for `kind`: nearly all are
 Labels = npt.NDArray[np.int64]
 
@@ -73,14 +86,25 @@ def initial_readers(width: int) -> Tensor:
     return torch.zeros(sum(READERS.values()), width).requires_grad_()
 
 
+def projector_rows(readers: Tensor) -> Tensor:
+    """(readers, width) -> (4 * readers, 4 * width): rows with which the projector's first layer reads each of the four
+    patches of a token as the readers do.
+
+    What an answer needs most is a small part of what the tower's states vary by, and random rows would drown it.
+    """
+    gains = torch.cat([torch.full((size, 1), GAINS.get(name, 1.0)) for name, size in READERS.items()])
+    rows = gains * F.normalize(readers - readers.mean(1, keepdim=True), dim=1)
+    return torch.kron(torch.eye(4), rows)
+
+
 def hint_loss(readers: Tensor, tower: Tensor, labels: Tensor) -> Tensor:
-    """Sum over the readers of their cross entropies; `tower` may have more rows than there are labels."""
+    """Weighted sum over the readers of their cross entropies; `tower` may have more rows than there are labels."""
     loss = torch.zeros(())
     for name, logits, wanted in _by_reader(readers, tower, labels):
         told = wanted != IGNORED
         if bool(told.any()):
             rarity = torch.tensor([EMPTY] + [1.0] * (logits.shape[1] - 1)) if name == "kind" else None
-            loss = loss + F.cross_entropy(logits[told].float(), wanted[told], weight=rarity)
+            loss = loss + WEIGHTS[name] * F.cross_entropy(logits[told].float(), wanted[told], weight=rarity)
     return loss
 
 

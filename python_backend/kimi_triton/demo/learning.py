@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kimi_triton.config import CheckpointConfig
 from kimi_triton.demo.batches import Batch, Views
-from kimi_triton.demo.hints import hint_loss, initial_readers
+from kimi_triton.demo.hints import hint_loss, initial_readers, projector_rows
 from kimi_triton.demo.trainable import (
     ROUTER_BIAS,
     Weights,
@@ -24,6 +24,8 @@ from kimi_triton.demo.trainable import (
 
 MUON_RATE, ADAMW_RATE = 2e-3, 1e-3
 TOWER = "vision_tower."
+PROJECTOR = "mm_projector.proj.0.weight"
+OTHER_ROWS = 0.3  # what random rows of it are multiplied by
 ENDS = ("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight")
 WARM_UP = 100  # steps
 COOL_DOWN = 0.42  # the last part of each phase, in which the learning rate falls to zero
@@ -116,7 +118,10 @@ class Learner:
 
     @torch.no_grad()
     def _finish_tower(self) -> None:
-        """Keep the averaged tower."""
+        """Keep the averaged tower, and let the projector see what the readers see and little else."""
+        first = self.average[PROJECTOR]
+        rows = projector_rows(self.readers)
+        first.copy_(torch.cat([rows, OTHER_ROWS * first[len(rows) :]]))
         for name, weight in self.weights.items():
             weight.copy_(self.average[name])
         self._begin_phase()

@@ -220,12 +220,13 @@ def _latent_attention(
 ) -> Tensor:
     heads, nope, rope = text["num_attention_heads"], text["qk_nope_head_dim"], text["qk_rope_head_dim"]
     eps = text["rms_norm_eps"]
-    latent_q = _rms_norm(weights, f"{prefix}.q_a_layernorm", _linear(weights, f"{prefix}.q_a_proj", x), eps)
-    q = _linear(weights, f"{prefix}.q_b_proj", latent_q).view(len(x), heads, nope + rope)
+    latent_q = _linear(weights, f"{prefix}.q_a_proj", x)
+    q = _normed_linear(weights, f"{prefix}.q_a_layernorm", f"{prefix}.q_b_proj", latent_q, eps)
+    q = q.view(len(x), heads, nope + rope)
     compressed = _linear(weights, f"{prefix}.kv_a_proj_with_mqa", x)
     latent, k_rope = torch.split(compressed, [text["kv_lora_rank"], rope], -1)
-    latent = _rms_norm(weights, f"{prefix}.kv_a_layernorm", latent, eps)
-    kv = _linear(weights, f"{prefix}.kv_b_proj", latent).view(len(x), heads, nope + text["v_head_dim"])
+    kv = _normed_linear(weights, f"{prefix}.kv_a_layernorm", f"{prefix}.kv_b_proj", latent, eps)
+    kv = kv.view(len(x), heads, nope + text["v_head_dim"])
     k_nope, v = torch.split(kv, [nope, text["v_head_dim"]], -1)
     q = torch.cat([q[..., :nope], turn_pairs(q[..., nope:], turns)], -1)
     k_rope = turn_pairs(k_rope[:, None], turns).expand(-1, heads, -1)
@@ -264,3 +265,11 @@ def _layer_norm(weights: Weights, name: str, x: Tensor) -> Tensor:
 
 def _rms_norm(weights: Weights, name: str, x: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], weights[f"{name}.weight"], eps)
+
+
+def _normed_linear(weights: Weights, norm: str, linear: str, x: Tensor, eps: float) -> Tensor:
+    """A linear layer behind a root-mean-square norm. Each row is divided after the product and the norm's weights go
+    into the matrix, because torch passes over `x` a dozen times for the norm and its gradient."""
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    matrix = weights[f"{linear}.weight"] * weights[f"{norm}.weight"]
+    return F.linear(x, matrix) * (length * length / x.shape[-1] + eps).rsqrt()
