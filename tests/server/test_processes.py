@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from kimi_triton.serve.server import SPIN_COUNT
 
 pytestmark = pytest.mark.server
 FOREIGN = ("libtorch", "libcuda.so", "libcudart", "libc10", "libnccl")
@@ -49,3 +52,9 @@ def test_image_grid_thw_reaches_moonvit_in_host_memory(live_server: Any, caller:
     rows, grid = caller.embed([png(56, 84)])
     assert (len(rows), grid.tolist()) == (6, [[1, 6, 4]])
     assert "in GPU memory" not in live_server.log_file.read_text()
+
+
+def test_threads_of_a_step_give_up_their_core_soon(live_server: Any) -> None:
+    for model in ("moonvit", "llm"):
+        (stub,) = stub_of(live_server, model)
+        assert stub.environ()["GOMP_SPINCOUNT"] == os.environ.get("GOMP_SPINCOUNT", str(SPIN_COUNT))

@@ -30,6 +30,7 @@ from kimi_triton.serve.segments import Segments
 
 EXIT_TIMEOUT_S = 5  # Triton lets requests finish for so long
 START_ATTEMPTS = 3
+SPIN_COUNT = 10_000  # turns, some 30 microseconds
 KILL_AFTER_S = EXIT_TIMEOUT_S + 2.5
 TIED = Path(__file__).with_name("tied.py")
 ADMIN_HEADER = "kimi-triton-admin"
@@ -192,8 +193,12 @@ class TritonServer:
 
 
 def _environment(installation: ServerInstallation) -> dict[str, str]:
-    """The stub takes its packages from the first `python3` on PATH, so that must be the running one."""
-    environment = dict(os.environ)
+    """The stub takes its packages from the first `python3` on PATH, so that must be the running one.
+
+    Threads of one computation wait for each other by spinning, for 300,000 turns unless told otherwise. Beside a
+    language model on the same cores they would keep each other, and Triton, from running for up to seconds.
+    """
+    environment = {"GOMP_SPINCOUNT": str(SPIN_COUNT)} | os.environ
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
     if installation.library_path:
         folders = [*map(str, installation.library_path), environment.get("LD_LIBRARY_PATH", "")]
