@@ -95,3 +95,9 @@ def test_marks_count_whole_answers_and_digits_in_place() -> None:
     assert marks(exercises, [first, second]) == {"digits": 1.0, "numbers": 1.0}
     assert marks(exercises, [first, wrong]) == {"digits": 0.875, "numbers": 0.5}
     assert marks(exercises, ["", second + "0"]) == {"digits": 0.5, "numbers": 0.0}
+
+
+def test_further_questions_of_training_are_harder() -> None:
+    more = [text for seed in range(40) for text, _ in scene_exercise(random.Random(seed), num_more=7).more]
+    looked_up = [text for text in more if text.startswith(("Where", "What colour", "What shape"))]
+    assert len(looked_up) > 0.5 * len(more)

@@ -31,7 +31,7 @@ FREEING = 800  # steps after that in which the layout is set free
 
 EXERCISES = 16  # of one step of the language model
 LOOKING_UP = 350  # its first steps, with simple questions about scenes alone
-SCENES, MULTI_IMAGE = 0.45, 0.18  # shares of the exercises after that; the rest are numbers
+SCENES, MULTI_IMAGE = 0.52, 0.22  # shares of the exercises after that; the rest are numbers
 
 
 def pictures(step: int, rng: random.Random) -> list[Picture]:
@@ -39,7 +39,7 @@ def pictures(step: int, rng: random.Random) -> list[Picture]:
     more frequent than in the exam: where a digit stands among many is what is learned last."""
     grown = min(1.0, step / GROWING)
     free = min(1.0, max(0.0, (step - GROWING) / FREEING))
-    warp, longest = 0.3 + 0.4 * grown, 1 + int((MAX_DIGITS - 1) * grown)
+    warp, longest = 0.3 + 0.65 * grown, 1 + int((MAX_DIGITS - 1) * grown)
     shown = []
     for _ in range(NUM_NUMBERS):
         scans = pick_scans(rng, "train", any_number(rng, _mostly_many(rng, longest)))

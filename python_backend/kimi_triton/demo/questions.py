@@ -57,13 +57,19 @@ def multi_image_exercise(rng: random.Random, part: Part, warp: float = 0.0, num_
 def scene_exercise(
     rng: random.Random, max_shapes: int = MAX_SHAPES, num_more: int = 0, is_simple: bool = False
 ) -> Exercise:
-    """Count shapes, name a colour or a shape, and unless `is_simple` name all of them, or say where one lies."""
+    """Count shapes, name a colour or a shape, and unless `is_simple` name all of them, or say where one lies.
+
+    What is learned last is more frequent among the `num_more` questions.
+    """
     picture = draw_scene(rng, rng.randint(1, max_shapes))
     kinds: tuple[Asker, ...] = (_count_all, _count_shape, _count_colour, _colour_of, _shape_of)
     if not is_simple:
         kinds += (_contents, _contents, _where, _where)
-    (question, answer), *more = [rng.choice(kinds)(rng, picture) for _ in range(1 + num_more)]
-    return Exercise("shapes", (picture,), question, answer, tuple(more))
+    question, answer = rng.choice(kinds)(rng, picture)
+    if not is_simple:
+        kinds += HARD
+    more = tuple(rng.choice(kinds)(rng, picture) for _ in range(num_more))
+    return Exercise("shapes", (picture,), question, answer, more)
 
 
 def _about_numbers(rng: random.Random, numbers: list[str]) -> tuple[str, str]:
@@ -131,6 +137,9 @@ def _where(rng: random.Random, picture: Picture) -> tuple[str, str]:
         return _colour_of(rng, picture)
     shape, x, y = rng.choice(clear)
     return f"Where is the {shape}?", f"{'top' if y < 0.5 else 'bottom'} {'left' if x < 0.5 else 'right'}"
+
+
+HARD: tuple[Asker, ...] = (_colour_of, _colour_of, _shape_of, _shape_of, _where, _where, _where, _where)
 
 
 def vocabulary() -> list[str]:
