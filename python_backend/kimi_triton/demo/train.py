@@ -5,8 +5,9 @@ The state is saved to FOLDER/training.pt every few hundred steps; the same comma
 
 The shipped weights did not come out of one run of it. Their tower saw 8,800 batches with all hints at equal weight,
 2,000 as they weigh now and 3,000 with more warp; the language model learned beside the last of these for 3,450 steps,
-then on the finished tower for 4,850, the last 3,000 of them with more of the hard questions about scenes. Nobody has
-run all steps in one; by 0.2 to 0.35 s a step on two cores they take 70 minutes.
+then on the finished tower for 4,850, the last 3,000 of them with more of the hard questions about scenes, and for 1,150
+more with fewer numbers and the rate begun anew at two fifths. Nobody has run all steps in one; by 0.2 to 0.35 s a step
+on two cores they take 70 minutes.
 """
 
 from __future__ import annotations
