@@ -87,10 +87,11 @@ def accuracy(weights: Weights, lessons: Lessons, config: CheckpointConfig, count
 def hint_accuracy(learner: Learner, lessons: Lessons, count: int) -> dict[str, float]:
     """Shares of the hints about held-out pictures that the averaged tower gets right with the readers as they are."""
     shown = [picture for exercise in held_out_exercises(count) for picture in exercise.pictures]
+    weights = in_bfloat16(learner.average)
     right: dict[str, list[Tensor]] = defaultdict(list)
     for start in range(0, len(shown), EXAM_BATCH):
         views = make_views(shown[start : start + EXAM_BATCH], lessons.settings)
-        tower = tower_states(in_bfloat16(learner.average), learner.config, views.pixel_values, views.grids)
+        tower = tower_states(weights, learner.config, views.pixel_values, views.grids)
         for name, found in right_hints(learner.readers, tower, views.labels).items():
             right[name].append(found)
     return {name: round(float(torch.cat(found).float().mean()), 4) for name, found in right.items()}

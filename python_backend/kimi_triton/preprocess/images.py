@@ -74,9 +74,9 @@ SWAPS_SIDES = [UPRIGHT[orientation] for orientation in (5, 6, 7, 8)]
 def keep_decode_memory() -> None:
     """Let Pillow keep 128 MiB of freed picture memory for the next pictures, in this whole process.
 
-    Having the system hand it out anew takes a third of all the time a 1920x1080 JPEG needs, and so does giving a kept
-    block another size. A process that decodes many pictures calls this once; a number set by the environment variable
-    PILLOW_BLOCKS_MAX is left alone.
+    Having the system hand it out anew takes a third of all the time a 1920x1080 JPEG needs that Pillow decodes, and so
+    does giving a kept block another size. A process that decodes many pictures calls this once; a number set by the
+    environment variable PILLOW_BLOCKS_MAX is left alone.
     """
     allocator = Image.core  # type: ignore[attr-defined]  # documented by Pillow, but not exported to type checkers
     if allocator.get_blocks_max() == 0:
